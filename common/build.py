@@ -1,0 +1,129 @@
+"""`build(prim_func)` -> `Kernel`: one TIRx function, every form of it, callable on a GPU or on the emulator."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import tirx
+from tvm.tirx import compilation_pipeline
+from tvm.tirx.build import split_host_device_mods
+
+from common.compiler import Compilation, Resources, compile_cuda, disassemble
+from common.launch_spec import LaunchSpec, bind, read_launch_spec
+from common.stage import EMULATED_ARCH
+
+
+@dataclass
+class Kernel:
+    """A built kernel.
+
+    `cuda_source` is what TVM generates, `launch_spec` how it is launched; `ptx`, `cubin` (bytes), `resources` and
+    `sass()` come from one NVRTC run on first use. Calling it runs it: `kernel(a, b, d)`.
+    """
+
+    prim_func: tirx.PrimFunc
+    arch: str
+    cuda_source: str
+    launch_spec: LaunchSpec
+    _executable: Any = field(default=None, repr=False)
+
+    @property
+    def compilation(self) -> Compilation:
+        return compile_cuda(self.cuda_source, self.arch)
+
+    @property
+    def ptx(self) -> str:
+        return self.compilation.ptx
+
+    @property
+    def cubin(self) -> bytes:
+        return self.compilation.cubin
+
+    @cached_property
+    def resources(self) -> Resources:
+        """Registers, spills, stack and static SMEM as ptxas reports them."""
+        return self.compilation.resources(self.launch_spec.kernel)
+
+    def sass(self) -> str:
+        """The machine code, disassembled."""
+        return disassemble(self.cubin)
+
+    def tir(self) -> str:
+        """The TIRx function as TVM prints it."""
+        return self.prim_func.script()
+
+    def __call__(self, *arguments: Any, **emulator_options: Any) -> Any:
+        """Run on the device that holds the tensors; outputs are written in place.
+
+        CUDA tensors: TVM's Executable, asynchronously on torch's current stream; returns None. CPU tensors and NumPy
+        arrays: the emulator; `emulator_options` (schedule=, seed=) go to `Emulator`; returns its run. Raises
+        ValueError for tensors on different devices, and TypeError or ValueError when they do not fit the kernel.
+        """
+        on_gpu = {bool(getattr(a, "is_cuda", False)) for a in arguments if hasattr(a, "shape")}
+        if len(on_gpu) > 1:
+            raise ValueError("some tensors are on the GPU and some on the CPU: put all of them on one device")
+        if on_gpu == {True}:
+            if emulator_options:
+                raise TypeError(f"{', '.join(emulator_options)}: options of the emulator, but the tensors are on a GPU")
+            self.executable(*arguments)
+            return None
+        return self._emulate(arguments, emulator_options)
+
+    def _emulate(self, arguments: tuple, options: dict[str, Any]) -> Any:
+        from common.emulator import Emulator
+
+        launch = bind(self.launch_spec, arguments)
+        shape = launch.shape
+        return Emulator(**options).launch(
+            self.ptx,
+            launch.kernel,
+            grid=shape.grid,
+            block=shape.block,
+            cluster=shape.cluster,
+            shared_bytes=shape.shared_bytes,
+            args=list(launch.args),
+        )
+
+    @property
+    def executable(self) -> Any:
+        """TVM's compiled host function with this very cubin in it. Needs a CUDA GPU to be called."""
+        if self._executable is None:
+            self._executable = _tvm_executable(self.prim_func, self.arch)
+        return self._executable
+
+
+def _target(arch: str) -> tvm.target.Target:
+    return tvm.target.Target({"kind": "cuda", "arch": arch})
+
+
+def build(prim_func: tirx.PrimFunc, arch: str = EMULATED_ARCH) -> Kernel:
+    """Lower a TIRx function for `arch` (`sm_90a` or `sm_100a`) and generate its CUDA source. Needs no GPU.
+
+    Raises whatever TVM's lowering raises; compilation errors come on first use of `ptx` or `cubin` (CompileError).
+    """
+    target = _target(arch)
+    with target:
+        module = tirx.transform.BindTarget(target.with_host("llvm"))(tvm.IRModule({"main": prim_func}))
+        pipeline, _, finalize_device = compilation_pipeline.tirx_pipeline()
+        host, devices = split_host_device_mods(pipeline(module))
+        (device,) = devices.values()
+        source = tvm.get_global_func("target.build.cuda")(finalize_device()(device), target).inspect_source()
+    functions = {str(f.attrs["global_symbol"]): f for f in device.functions.values()}
+    return Kernel(prim_func, arch, source, read_launch_spec(host, functions))
+
+
+def _tvm_executable(prim_func: tirx.PrimFunc, arch: str) -> Any:
+    """Compile through `tvm.compile`, with the compiler and the options of `common.compiler` in place of TVM's."""
+    os.environ["TVM_CUDA_COMPILE_MODE"] = "nvrtc"
+    tvm_ffi.register_global_func(
+        "tvm_callback_cuda_compile", lambda source: compile_cuda(source, arch).cubin, override=True
+    )
+    target = _target(arch)
+    with target:
+        module = tvm.compile(tvm.IRModule({"main": prim_func}), target=target, tir_pipeline="tirx")
+    return module[str(prim_func.attrs["global_symbol"])]

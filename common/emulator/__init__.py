@@ -1,0 +1,38 @@
+"""An emulator that executes compiled PTX on a CPU. See `Emulator.launch`."""
+
+from common.emulator.emulator import Emulator, Run
+from common.emulator.faults import (
+    BarrierFault,
+    Deadlock,
+    DescriptorFault,
+    DivergenceFault,
+    EmulatorError,
+    Fault,
+    InvalidAddress,
+    LaunchError,
+    Misaligned,
+    OutOfBounds,
+    ProgramTrap,
+    PtxSyntaxError,
+    UnsupportedInstruction,
+)
+from common.emulator.hardware.tensor_map import TensorMap
+
+__all__ = [
+    "BarrierFault",
+    "Deadlock",
+    "DescriptorFault",
+    "DivergenceFault",
+    "Emulator",
+    "EmulatorError",
+    "Fault",
+    "InvalidAddress",
+    "LaunchError",
+    "Misaligned",
+    "OutOfBounds",
+    "ProgramTrap",
+    "PtxSyntaxError",
+    "Run",
+    "TensorMap",
+    "UnsupportedInstruction",
+]

@@ -1,0 +1,236 @@
+"""The emulator's front door: PTX text and host arguments in, a finished launch out."""
+
+from __future__ import annotations
+
+import sys
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from common.emulator.faults import LaunchError
+from common.emulator.hardware.tensor_map import TensorMap
+from common.emulator.machine.counters import Counters
+from common.emulator.machine.events import SCHEDULES
+from common.emulator.machine.memory import FUNCTION_BASE, GlobalMemory, Region, host_bytes
+from common.emulator.machine.program import Program, compile_kernel
+from common.emulator.machine.scheduler import Launch, Limits, Machine, check_launch, place_shared
+from common.emulator.ptx.module import Module, Relocation, Variable
+from common.emulator.ptx.parser import parse
+
+_PARSED: OrderedDict[str, Module] = OrderedDict()
+_PROGRAMS: OrderedDict[tuple[str, str], Program] = OrderedDict()
+_KEPT = 32  # parsed modules and programs kept for the next launch of the same text
+
+
+@dataclass
+class Run:
+    """What a launch left behind besides its outputs.
+
+    `counters`: see `machine.counters`. `printed`: what the kernel's printf wrote. `schedule` and `seed` repeat it.
+    """
+
+    counters: Counters
+    printed: str
+    schedule: str
+    seed: int
+
+
+@dataclass(frozen=True)
+class Emulator:
+    """A GPU in software. `schedule` decides when asynchronous operations complete and how warps interleave:
+
+    - "late" (default): an asynchronous operation completes only when no warp can run: a missing wait shows;
+    - "early": it completes at once, warps run in lockstep: the fastest;
+    - "random": any legal order, repeatable by `seed`.
+    """
+
+    schedule: str = "late"
+    seed: int = 0
+    limits: Limits = field(default_factory=Limits)
+
+    def __post_init__(self) -> None:
+        if self.schedule not in SCHEDULES:
+            raise ValueError(f"schedule must be one of {', '.join(SCHEDULES)}, not {self.schedule!r}")
+
+    def launch(
+        self,
+        ptx: str,
+        kernel: str,
+        *,
+        grid: int | Sequence[int],
+        block: int | Sequence[int],
+        cluster: int | Sequence[int] | None = None,
+        shared_bytes: int = 0,
+        args: Sequence[Any] = (),
+    ) -> Run:
+        """Runs a kernel to its end; array arguments are read and written in place.
+
+        `grid` and `block` count CTAs and threads (x, y, z); `cluster` counts CTAs and defaults to what the PTX
+        requires; `shared_bytes` is the dynamic SMEM. `args` follow the PTX parameters: arrays (NumPy or torch CPU),
+        numbers, `TensorMap`s, `bytes`.
+
+        Raises PtxSyntaxError and UnsupportedInstruction for the text, LaunchError for the launch, and Fault or
+        Deadlock for what the program does.
+        """
+        program = _program(ptx, kernel)
+        required = program.kernel.directives.get("reqnctapercluster", (1, 1, 1))
+        shape = _extent(required if cluster is None else cluster)
+        explicit = cluster is not None or "reqnctapercluster" in program.kernel.directives
+        layout, shared_size = place_shared(program, shared_bytes)
+        launch = Launch(_extent(grid), _extent(block), shape, explicit, shared_bytes, self.limits, shared_size)
+        check_launch(program, launch)
+        memory = GlobalMemory()
+        machine = Machine(program, memory, launch, self.schedule, self.seed)
+        machine.shared_layout = layout
+        machine.symbols = _load_variables(program, memory)
+        machine.parameters = _encode_parameters(program.kernel.parameters, args, memory)
+        machine.run()
+        printed = "".join(machine.printed)
+        sys.stdout.write(printed)
+        return Run(machine.counters, printed, self.schedule, self.seed)
+
+
+def _program(ptx: str, kernel: str) -> Program:
+    """Parses and decodes once; later launches of the same text reuse the result."""
+    key = (ptx, kernel)
+    if key not in _PROGRAMS:
+        if ptx not in _PARSED:
+            _keep(_PARSED, ptx, parse(ptx))
+        _keep(_PROGRAMS, key, compile_kernel(_PARSED[ptx], kernel))
+    _PROGRAMS.move_to_end(key)
+    return _PROGRAMS[key]
+
+
+def _keep(cache: OrderedDict, key: Any, value: Any) -> None:
+    cache[key] = value
+    while len(cache) > _KEPT:
+        cache.popitem(last=False)
+
+
+def _extent(value: int | Sequence[int]) -> tuple[int, int, int]:
+    values = (value,) if isinstance(value, (int, np.integer)) else tuple(value)
+    if not 1 <= len(values) <= 3:
+        raise LaunchError(f"an extent has one to three dimensions, not {values}")
+    x, y, z = (*map(int, values), 1, 1)[:3]
+    return x, y, z
+
+
+def _load_variables(program: Program, memory: GlobalMemory) -> dict[str, Region]:
+    """Gives the module's .global and .const variables an address and their initial values."""
+    symbols: dict[str, Region] = {}
+    owners = [program.module.variables] + [function.variables for function in program.module.functions.values()]
+    variables = [v for owner in owners for v in owner.values() if v.space in ("global", "const")]
+    for variable in variables:
+        if variable.size is None:
+            raise LaunchError(f"variable {variable.name} is declared extern: its size is unknown")
+        initial = variable.data if variable.data is not None else bytes(variable.size)
+        data = np.frombuffer(bytearray(initial), np.uint8)
+        symbols[variable.name] = memory.map(
+            f".{variable.space} {variable.name}", data, read_only=variable.space == "const"
+        )
+    for variable in variables:
+        for relocation in variable.relocations:
+            address = _address(program, symbols, variable, relocation)
+            data = symbols[variable.name].data
+            encoded = address.to_bytes(8, "little")[: relocation.size]
+            data[relocation.offset : relocation.offset + relocation.size] = np.frombuffer(encoded, np.uint8)
+    return symbols
+
+
+def _address(program: Program, symbols: dict[str, Region], variable: Variable, relocation: Relocation) -> int:
+    if relocation.symbol in symbols:
+        return symbols[relocation.symbol].base + relocation.addend
+    if relocation.symbol in program.function_entries:
+        return FUNCTION_BASE + program.function_entries[relocation.symbol]
+    raise LaunchError(f"initialiser of {variable.name} names {relocation.symbol}, which has no address")
+
+
+def _encode_parameters(parameters: list[Variable], args: Sequence[Any], memory: GlobalMemory) -> dict[str, int]:
+    """Lays the kernel's parameters out in one read-only allocation; returns the address of each."""
+    if len(args) != len(parameters):
+        names = ", ".join(parameter.name for parameter in parameters)
+        raise LaunchError(f"the kernel takes {len(parameters)} arguments ({names}), got {len(args)}")
+    offsets, size = [], 0
+    for parameter in parameters:
+        size = -(-size // parameter.align) * parameter.align
+        offsets.append(size)
+        size += parameter.size or 0
+    data = np.zeros(max(size, 16), np.uint8)
+    arrays: dict[tuple[int, int], Region] = {}
+    for index, (parameter, value, offset) in enumerate(zip(parameters, args, offsets)):
+        try:
+            encoded = _encode(parameter, value, memory, arrays, index)
+        except LaunchError as error:
+            raise LaunchError(f"argument {index} ({parameter.name}): {error.message}") from None
+        data[offset : offset + len(encoded)] = np.frombuffer(encoded, np.uint8)
+    base = memory.map("kernel parameters", data, read_only=True).base
+    return {parameter.name: base + offset for parameter, offset in zip(parameters, offsets)}
+
+
+def _encode(parameter: Variable, value: Any, memory: GlobalMemory, arrays: dict, index: int) -> bytes:
+    size = parameter.size or 0
+    if isinstance(value, TensorMap):
+        return _encode_tensor_map(value, size, memory, arrays, index)
+    if isinstance(value, (bytes, bytearray)):
+        if len(value) != size:
+            raise LaunchError(f"needs {size} bytes, got {len(value)}")
+        return bytes(value)
+    if _is_array(value):
+        if size != 8:
+            raise LaunchError(f"is .{parameter.type} ({size} bytes): an array is passed as an 8-byte pointer")
+        return _allocation(value, memory, arrays, f"argument {index}").base.to_bytes(8, "little")
+    return _encode_number(parameter, value, size)
+
+
+def _is_array(value: Any) -> bool:
+    return (isinstance(value, np.ndarray) and value.ndim > 0) or hasattr(value, "data_ptr")
+
+
+def _allocation(value: Any, memory: GlobalMemory, arrays: dict, name: str) -> Region:
+    """The allocation of an array; the same memory passed twice is one allocation."""
+    data = host_bytes(value)
+    key = (data.ctypes.data if data.size else id(value), data.size)
+    if key not in arrays:
+        arrays[key] = memory.map(f"{name} {_shape(value)}", data, owner=value)
+    return arrays[key]
+
+
+def _shape(value: Any) -> str:
+    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+
+
+def _encode_tensor_map(value: TensorMap, size: int, memory: GlobalMemory, arrays: dict, index: int) -> bytes:
+    base = (
+        value.tensor
+        if isinstance(value.tensor, int)
+        else _allocation(value.tensor, memory, arrays, f"argument {index}").base
+    )
+    encoded = value.descriptor(base).to_bytes()
+    if size == len(encoded):
+        return encoded
+    if size == 8:  # a pointer to a tensor map in global memory
+        region = memory.map(
+            f"tensor map of argument {index}", np.frombuffer(bytearray(encoded), np.uint8), read_only=True
+        )
+        return region.base.to_bytes(8, "little")
+    raise LaunchError(f"is {size} bytes: a tensor map is {len(encoded)}")
+
+
+def _encode_number(parameter: Variable, value: Any, size: int) -> bytes:
+    if isinstance(value, np.generic) and value.dtype.itemsize == size and parameter.type.startswith("b"):
+        return value.tobytes()
+    if isinstance(value, (float, np.floating)):
+        kind = parameter.type if parameter.type in ("f32", "f64", "f16") else {4: "f32", 8: "f64", 2: "f16"}.get(size)
+        if kind is None or parameter.type[0] in "us" and parameter.type != "u64":
+            raise LaunchError(f"is .{parameter.type}: it cannot take the float {value}")
+        return np.array(value, {"f16": np.float16, "f32": np.float32, "f64": np.float64}[kind]).tobytes()
+    if isinstance(value, (bool, int, np.integer, np.bool_)):
+        if parameter.type in ("f32", "f64", "f16"):
+            return _encode_number(parameter, float(value), size)
+        if size not in (1, 2, 4, 8) or not -(1 << (8 * size - 1)) <= int(value) < 1 << (8 * size):
+            raise LaunchError(f"is .{parameter.type} ({size} bytes): {int(value)} does not fit")
+        return (int(value) & ((1 << (8 * size)) - 1)).to_bytes(size, "little")
+    raise LaunchError(f"cannot encode a {type(value).__name__} as .{parameter.type}")

@@ -1,0 +1,1 @@
+"""What the ISA manual draws: shared memory swizzles, tensor maps, matrix descriptors."""

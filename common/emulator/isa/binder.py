@@ -1,0 +1,246 @@
+"""Operands to frame slots, modifiers to choices: what a decoder asks while it looks at one instruction.
+
+The *frame* of a CTA is a plain list of NumPy arrays of L lanes. The binder hands out indices into it and remembers
+what each one must be (`FrameLayout`), so that a thread block can build its frame once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from common.emulator.faults import UnsupportedInstruction
+from common.emulator.isa.registry import Run
+from common.emulator.ptx.module import (
+    Function,
+    Immediate,
+    Instruction,
+    Module,
+    Not,
+    Operand,
+    Register,
+    Sink,
+    SpecialRegister,
+    Symbol,
+    immediate_bits,
+)
+
+DTYPES: dict[str, Any] = {
+    "u8": np.uint8, "u16": np.uint16, "u32": np.uint32, "u64": np.uint64,
+    "s8": np.int8, "s16": np.int16, "s32": np.int32, "s64": np.int64,
+    "b8": np.uint8, "b16": np.uint16, "b32": np.uint32, "b64": np.uint64,
+    "f16": np.float16, "f32": np.float32, "f64": np.float64, "pred": np.bool_,
+    "bf16": np.uint16, "f16x2": np.uint32, "bf16x2": np.uint32, "f32x2": np.uint64, "tf32": np.uint32,
+    "u16x2": np.uint32, "s16x2": np.uint32, "b128": np.uint64,
+}  # fmt: skip
+VOLATILE_REGISTERS = ("clock", "clock_hi", "clock64", "globaltimer", "globaltimer_lo", "globaltimer_hi")
+
+
+def dtype_of(kind: str) -> np.dtype:
+    """The NumPy type of a PTX type; packed and alternate formats are their bits. Raises KeyError for unknown names."""
+    return np.dtype(DTYPES[kind])
+
+
+def size_of(kind: str) -> int:
+    """Bytes of a PTX type; `pred` counts as 1."""
+    return 16 if kind == "b128" else dtype_of(kind).itemsize
+
+
+@dataclass(frozen=True)
+class Slot:
+    """What a frame entry is. `source` is register, constant, symbol, special or scratch; `key` says which."""
+
+    source: str
+    key: Any
+    kind: str
+
+
+@dataclass
+class FrameLayout:
+    """All slots of a program, in frame order, and the registers behind them."""
+
+    slots: list[Slot] = field(default_factory=list)
+    registers: dict[int, Register] = field(default_factory=dict)
+    _places: dict[Slot, int] = field(default_factory=dict)
+
+    def place(self, slot: Slot) -> int:
+        if slot not in self._places:
+            self._places[slot] = len(self.slots)
+            self.slots.append(slot)
+        return self._places[slot]
+
+
+class Modifiers:
+    """The dot parts of an opcode; each must be consumed, so that none is ignored by accident."""
+
+    def __init__(self, inst: Instruction) -> None:
+        self._inst = inst
+        self._left = list(inst.modifiers)
+
+    def take(self, name: str) -> bool:
+        """Whether the modifier is there; consumes it."""
+        if name in self._left:
+            self._left.remove(name)
+            return True
+        return False
+
+    def one_of(self, *names: str, default: str | None = None) -> str:
+        """The one of `names` that is there (the first in text order); consumes it.
+
+        Raises UnsupportedInstruction when none is and there is no default.
+        """
+        for name in self._left:
+            if name in names:
+                self._left.remove(name)
+                return name
+        if default is None:
+            raise UnsupportedInstruction(
+                f"`{self.opcode}` needs one of .{', .'.join(names)}: this form is not supported"
+            )
+        return default
+
+    def optional(self, *names: str) -> str | None:
+        """The one of `names` that is there, or None; consumes it."""
+        return self.one_of(*names, default="") or None
+
+    def drop(self, *names: str) -> None:
+        """Consumes hints that change no value (cache operators, eviction priorities, scopes that add nothing here)."""
+        self._left = [name for name in self._left if name not in names]
+
+    def drop_prefixed(self, *prefixes: str) -> None:
+        """Consumes hints by prefix (`L1::`, `L2::`)."""
+        self._left = [name for name in self._left if not name.startswith(prefixes)]
+
+    def last(self) -> str:
+        """Consumes and returns the last modifier, usually the type."""
+        if not self._left:
+            raise UnsupportedInstruction(f"`{self.opcode}` has no type")
+        return self._left.pop()
+
+    def rest(self) -> tuple[str, ...]:
+        return tuple(self._left)
+
+    def done(self) -> None:
+        """Raises UnsupportedInstruction naming the modifiers nobody consumed."""
+        if self._left:
+            raise UnsupportedInstruction(f"`{self.opcode}`: modifier .{', .'.join(self._left)} is not supported here")
+
+    @property
+    def opcode(self) -> str:
+        return ".".join((self._inst.opcode, *self._inst.modifiers))
+
+
+class Binder:
+    """Binds the operands of one function's instructions to frame slots."""
+
+    def __init__(
+        self,
+        layout: FrameLayout,
+        module: Module,
+        function: Function,
+        space_of: Callable[[Symbol], str],
+        want: Callable[[str], None],
+    ) -> None:
+        self.layout = layout
+        self.module = module
+        self.function = function
+        self.space_of = space_of  # the state space of a symbol
+        self.want = want  # asks for a function to be compiled
+        self.prelude: list[Run] = []
+        self._scratch = 0
+
+    def modifiers(self, inst: Instruction) -> Modifiers:
+        return Modifiers(inst)
+
+    def read(self, operand: Operand, kind: str) -> int:
+        """Slot of a source operand seen as `kind`: an array (L,), or (L, 2) uint64 for b128.
+
+        A register wider than `kind` gives its low part. Raises UnsupportedInstruction for a register that is too
+        narrow.
+        """
+        if isinstance(operand, Register):
+            return self._register(operand, kind)
+        if isinstance(operand, Immediate):
+            return self.layout.place(Slot("constant", immediate_bits(operand, kind), kind))
+        if isinstance(operand, SpecialRegister):
+            return self._special(operand.name, kind)
+        if isinstance(operand, Symbol):
+            if self.space_of(operand) == "function":
+                self.want(operand.name)
+            return self.layout.place(Slot("symbol", (self.function.name, operand.name, operand.offset), kind))
+        if isinstance(operand, Not):
+            return self._inverted(operand)
+        raise UnsupportedInstruction(f"operand {operand} cannot be read as .{kind}")
+
+    def write(self, operand: Operand, kind: str) -> int:
+        """Slot of a destination register of the width of `kind`; `_` gives a scratch array."""
+        if isinstance(operand, Sink):
+            return self.scratch(kind)
+        if not isinstance(operand, Register):
+            raise UnsupportedInstruction(f"{operand} is not a register: it cannot be written")
+        if operand.bytes != size_of(kind) or (operand.type == "pred") != (kind == "pred"):
+            raise UnsupportedInstruction(f"register {operand.name} (.{operand.type}) cannot take a .{kind} result")
+        return self._register(operand, kind)
+
+    def write_extended(self, operand: Operand, kind: str) -> int:
+        """Slot of a destination at its full width, signed as `kind` is: assigning a narrower value extends it."""
+        if isinstance(operand, Sink):
+            return self.scratch(kind)
+        if not isinstance(operand, Register) or operand.type == "pred":
+            raise UnsupportedInstruction(f"{operand} cannot take a .{kind} result")
+        if operand.bytes < size_of(kind):
+            raise UnsupportedInstruction(f"register {operand.name} (.{operand.type}) is too narrow for .{kind}")
+        if operand.bytes == size_of(kind):
+            return self._register(operand, kind)
+        return self._register(operand, ("s" if kind.startswith("s") else "u") + str(8 * operand.bytes))
+
+    def scratch(self, kind: str) -> int:
+        """Slot of an array that belongs to this instruction alone."""
+        self._scratch += 1
+        return self.layout.place(Slot("scratch", (self.function.name, self._scratch), kind))
+
+    def constant(self, value: int, kind: str) -> int:
+        return self.read(Immediate(value), kind)
+
+    def _register(self, register: Register, kind: str) -> int:
+        if kind not in DTYPES:
+            raise UnsupportedInstruction(f"type .{kind} is not supported")
+        if (register.type == "pred") != (kind == "pred"):
+            raise UnsupportedInstruction(f"register {register.name} (.{register.type}) is used as .{kind}")
+        if register.bytes < size_of(kind):
+            raise UnsupportedInstruction(f"register {register.name} (.{register.type}) is too narrow for .{kind}")
+        self.layout.registers[register.index] = register
+        return self.layout.place(Slot("register", register.index, kind))
+
+    def _special(self, name: str, kind: str) -> int:
+        if name not in VOLATILE_REGISTERS:
+            return self.layout.place(Slot("special", name, kind))
+        slot = self.scratch(kind)
+
+        def sample(f: list, m: Any, cta: Any) -> None:
+            f[slot][...] = np.array(cta.clock(name) & 0xFFFF_FFFF_FFFF_FFFF, np.uint64).astype(f[slot].dtype)
+
+        self.prelude.append(sample)
+        return slot
+
+    def _inverted(self, operand: Not) -> int:
+        source, slot = self.read(operand.operand, "pred"), self.scratch("pred")
+
+        def invert(f: list, m: Any, cta: Any) -> None:
+            np.logical_not(f[source], out=f[slot])
+
+        self.prelude.append(invert)
+        return slot
+
+
+def constant_array(bits: int, kind: str, lanes: int) -> np.ndarray:
+    """An immediate as an array of `lanes` equal elements, of the NumPy type of `kind`."""
+    if kind == "pred":
+        return np.full(lanes, bool(bits))
+    if kind == "b128":
+        return np.tile(np.frombuffer(bits.to_bytes(16, "little"), np.uint64), (lanes, 1))
+    dtype = dtype_of(kind)
+    return np.full(lanes, np.frombuffer(bits.to_bytes(dtype.itemsize, "little"), dtype)[0])

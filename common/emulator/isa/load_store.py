@@ -1,0 +1,251 @@
+"""Loads and stores (PTX ISA 9.7.9.8 to 9.7.9.12): state spaces, vectors, and the hints that change no value."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from common.emulator.faults import UnsupportedInstruction
+from common.emulator.isa.binder import Binder, Modifiers, dtype_of, size_of
+from common.emulator.isa.registry import Decoded, Run, instruction
+from common.emulator.machine.memory import Piece, refuse_write
+from common.emulator.ptx.module import Address, Instruction, Operand, Sink, Symbol, Vector
+
+SPACES = (
+    "global",
+    "const",
+    "param",
+    "param::entry",
+    "param::func",
+    "shared",
+    "shared::cta",
+    "shared::cluster",
+    "local",
+)
+CACHE = ("ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc")
+SCOPES = ("cta", "cluster", "gpu", "sys")
+POLLING = frozenset(("volatile", "relaxed", "acquire", "mmio"))
+TYPES = ("b8", "u8", "s8", "b16", "u16", "s16", "b32", "u32", "s32", "b64", "u64", "s64", "f16", "f32", "f64", "b128")
+_WHOLE = {"f16": "u16", "f32": "u32", "f64": "u64"}
+
+
+class Access(NamedTuple):
+    """Where an instruction reads or writes: state space, address slot, constant offset, and the size of what moves."""
+
+    space: str
+    base: int | None
+    offset: int
+    element: int
+    count: int
+
+    @property
+    def width(self) -> int:
+        return self.element * self.count
+
+
+def bind_address(b: Binder, operand: Operand, space: str) -> tuple[str, int | None, int]:
+    """(space, slot of the base as s64 or None, constant offset) of `[base + offset]`.
+
+    A `.param` access inside a function, or to the variables of a call, goes to the thread's local memory.
+    """
+    if not isinstance(operand, Address):
+        raise UnsupportedInstruction(f"{operand} is not an address")
+    if operand.items:
+        raise UnsupportedInstruction("this address form is not supported here")
+    if operand.base is None:
+        return space, None, operand.offset
+    if isinstance(operand.base, Symbol):
+        where = b.space_of(operand.base)
+        if where == "local_param" or (where == "param" and space == "local"):
+            space = "local"
+        return space, b.read(operand.base, "s64" if where not in ("shared",) else "s64"), operand.offset
+    if operand.base.bytes == 4:
+        return space, b.read(operand.base, "u32"), operand.offset
+    return space, b.read(operand.base, "s64"), operand.offset
+
+
+def addresses_of(f: list, m, base: int | None, offset: int) -> np.ndarray:
+    """Effective addresses of the active lanes, int64."""
+    if base is None:
+        return np.full(m.count, offset, np.int64)
+    selected = f[base][m.index]
+    if selected.dtype != np.int64:
+        selected = selected.astype(np.int64)
+    return selected + offset if offset else selected
+
+
+def space_modifier(mods: Modifiers) -> str:
+    """The state space an instruction names; none means generic addressing."""
+    space = mods.optional(*SPACES)
+    if space is None:
+        return "generic"
+    return {"param::entry": "param", "param::func": "param", "shared::cta": "shared"}.get(space, space)
+
+
+def consume_memory_hints(mods: Modifiers) -> None:
+    """Cache operators, eviction priorities and memory ordering: the emulator's memory is sequentially consistent."""
+    mods.drop("weak", "volatile", "relaxed", "acquire", "release", "mmio", *SCOPES, *CACHE, "unified")
+    mods.drop_prefixed("L1::", "L2::")
+
+
+def _vector(mods: Modifiers, operand: Operand) -> tuple[Operand, ...]:
+    count = mods.optional("v2", "v4", "v8")
+    if count is None:
+        return operand.items if isinstance(operand, Vector) and len(operand.items) == 1 else (operand,)
+    if not isinstance(operand, Vector) or len(operand.items) != int(count[1:]):
+        raise UnsupportedInstruction(f".{count} needs a vector of {count[1:]} operands")
+    return operand.items
+
+
+def _hint_operand(inst: Instruction, mods_had_hint: bool, operands: int) -> None:
+    if len(inst.operands) != operands + mods_had_hint:
+        raise UnsupportedInstruction(f"{inst.opcode} with {len(inst.operands)} operands is not supported")
+
+
+@instruction("ld", "ldu")
+def decode_load(inst: Instruction, b: Binder) -> Decoded:
+    mods = b.modifiers(inst)
+    hint = "L2::cache_hint" in inst.modifiers
+    space = space_modifier(mods)
+    consume_memory_hints(mods)
+    kind = mods.one_of(*TYPES)
+    targets = _vector(mods, inst.operands[0])
+    mods.done()
+    _hint_operand(inst, hint, 2)
+    space, base, offset = bind_address(b, inst.operands[1], space)
+    if kind == "b128":
+        return _load_wide(b, targets, space, base, offset)
+    slots = [b.scratch(kind) if isinstance(t, Sink) else b.write_extended(t, _WHOLE.get(kind, kind)) for t in targets]
+    access = Access(space, base, offset, size_of(kind), len(slots))
+    return load_into(access, slots, signed=kind.startswith("s"), polls=not POLLING.isdisjoint(inst.modifiers))
+
+
+def load_into(access: Access, slots: list[int], *, signed: bool = False, polls: bool = False) -> Run:
+    """A load whose elements go to `slots`, zero- or sign-extended to the register's width.
+
+    `polls`: it may be how a loop waits for another thread's store, so it shortens the turn of the path.
+    """
+    space, base, offset, element, count = access
+    width = access.width
+    source = dtype_of(("s" if signed else "u") + str(8 * element))
+    label = f"{space} load"
+
+    def load(f, m, cta) -> None:
+        addresses = addresses_of(f, m, base, offset)
+        pieces = cta.locate(space, addresses, width, m)
+        cta.machine.counters.bytes[label] += width * m.count
+        if polls:
+            cta.machine.polls += 1
+        if len(pieces) == 1:
+            values = pieces[0].region.view(element, count)[_row(pieces[0], width)]
+        else:
+            values = gather(pieces, element, count, m.count)
+        if signed:
+            values = values.view(source)
+        if count == 1:
+            f[slots[0]][m.index] = values
+        else:
+            for place, slot in enumerate(slots):
+                f[slot][m.index] = values[:, place]
+
+    return load
+
+
+def _row(piece: Piece, width: int) -> np.ndarray:
+    return piece.offsets >> (width.bit_length() - 1)
+
+
+def gather(pieces: list[Piece], element: int, count: int, lanes: int) -> np.ndarray:
+    """Reads an access that spans several regions: (lanes,) or (lanes, count) unsigned values."""
+    shape = (lanes,) if count == 1 else (lanes, count)
+    values = np.empty(shape, dtype_of(f"u{8 * element}"))
+    for piece in pieces:
+        values[piece.chosen] = piece.region.view(element, count)[_row(piece, element * count)]
+    return values
+
+
+def scatter(pieces: list[Piece], element: int, count: int, values: np.ndarray, m) -> None:
+    """Writes (lanes,) or (lanes, count) unsigned values; of lanes that write one address, the highest wins."""
+    for piece in pieces:
+        if piece.region.read_only:
+            refuse_write(piece.region, m.numbers[piece.chosen], int(piece.offsets[0]) + piece.region.base)
+        piece.region.view(element, count)[_row(piece, element * count)] = values[piece.chosen]
+
+
+@instruction("st")
+def decode_store(inst: Instruction, b: Binder) -> Decoded:
+    if "async" in inst.modifiers or "bulk" in inst.modifiers:
+        from common.emulator.isa.async_store import decode_async_store
+
+        return decode_async_store(inst, b)
+    mods = b.modifiers(inst)
+    hint = "L2::cache_hint" in inst.modifiers
+    space = space_modifier(mods)
+    consume_memory_hints(mods)
+    kind = mods.one_of(*TYPES)
+    sources = _vector(mods, inst.operands[1])
+    mods.done()
+    _hint_operand(inst, hint, 2)
+    space, base, offset = bind_address(b, inst.operands[0], space)
+    if kind == "b128":
+        return _store_wide(b, sources, space, base, offset)
+    bits = "u" + str(8 * size_of(kind))
+    slots = [b.read(s, kind if _is_float_literal(s, kind) else bits) for s in sources]
+    return store_from(Access(space, base, offset, size_of(kind), len(slots)), slots)
+
+
+def _is_float_literal(operand: Operand, kind: str) -> bool:
+    return kind in _WHOLE and getattr(operand, "kind", "int") != "int"
+
+
+def store_from(access: Access, slots: list[int]) -> Run:
+    """A store of the low `element` bytes of each slot."""
+    space, base, offset, element, count = access
+    width = access.width
+    bits = dtype_of(f"u{8 * element}")
+    label = f"{space} store"
+    observable = space != "local"
+
+    def store(f, m, cta) -> None:
+        addresses = addresses_of(f, m, base, offset)
+        pieces = cta.locate(space, addresses, width, m)
+        if count == 1:
+            values = f[slots[0]][m.index].view(bits)
+        else:
+            values = np.empty((m.count, count), bits)
+            for place, slot in enumerate(slots):
+                values[:, place] = f[slot][m.index].view(bits)
+        scatter(pieces, element, count, values, m)
+        cta.machine.counters.bytes[label] += width * m.count
+        if observable:
+            cta.machine.activity += 1
+
+    return store
+
+
+def _load_wide(b: Binder, targets: tuple[Operand, ...], space: str, base: int | None, offset: int) -> Run:
+    if len(targets) != 1:
+        raise UnsupportedInstruction("vectors of .b128 are not supported")
+    target = b.write(targets[0], "b128")
+
+    def load(f, m, cta) -> None:
+        pieces = cta.locate(space, addresses_of(f, m, base, offset), 16, m)
+        cta.machine.counters.bytes[f"{space} load"] += 16 * m.count
+        f[target][m.index] = gather(pieces, 8, 2, m.count)
+
+    return load
+
+
+def _store_wide(b: Binder, sources: tuple[Operand, ...], space: str, base: int | None, offset: int) -> Run:
+    if len(sources) != 1:
+        raise UnsupportedInstruction("vectors of .b128 are not supported")
+    source = b.read(sources[0], "b128")
+
+    def store(f, m, cta) -> None:
+        pieces = cta.locate(space, addresses_of(f, m, base, offset), 16, m)
+        scatter(pieces, 8, 2, f[source][m.index], m)
+        cta.machine.counters.bytes[f"{space} store"] += 16 * m.count
+        cta.activity()
+
+    return store

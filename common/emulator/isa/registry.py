@@ -1,0 +1,92 @@
+"""From an instruction's text to what runs: the table of decoders.
+
+A decoder gets the `Instruction` and a `Binder` and returns one of
+
+- a closure `run(f, m, cta)`: an instruction that neither blocks nor branches. `f` is the frame (a list of arrays,
+  indexed by the slots the binder gave), `m` the `Mask` of executing lanes, `cta` the `ThreadBlock`;
+- `collective(run, members)`: the same, for instructions whose lanes must meet first (shfl, vote, mma, ...);
+- a `Control`: an instruction that may block, branch or split the path that executes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from common.emulator.faults import UnsupportedInstruction
+from common.emulator.ptx.module import Instruction
+
+if TYPE_CHECKING:
+    from common.emulator.isa.binder import Binder
+    from common.emulator.machine.mask import Mask
+    from common.emulator.machine.thread_block import Path, ThreadBlock
+
+Run = Callable[[list, "Mask", "ThreadBlock"], None]
+
+
+class Control:
+    """An instruction that decides where a path goes next, or that it must wait.
+
+    `run` must leave the path with a next position (`cta.advance(path)`, `cta.jump(path, segment)`), waiting
+    (`cta.block(path, ...)`) or retired. `targets` are label names; the program linker fills `segments` in the same
+    order and `next`, the segment that follows. `ends` says that nothing falls through to the next instruction.
+    `after` runs first in the segment that follows.
+    """
+
+    targets: tuple[str, ...] = ()
+    ends = False
+    after: Run | None = None
+
+    def __init__(self) -> None:
+        self.segments: tuple[int, ...] = ()
+        self.next = -1
+
+    def link(self) -> None:
+        """Called once `segments` and `next` are known."""
+
+    def run(self, cta: ThreadBlock, path: Path) -> None:
+        raise NotImplementedError
+
+
+class Collective:
+    """A closure that runs only once all lanes that take part in a warp have arrived.
+
+    `members` is the slot of the membermask operand (u32), or None when all live lanes of the warp take part
+    (`.aligned`).
+    """
+
+    __slots__ = ("run", "members")
+
+    def __init__(self, run: Run, members: int | None) -> None:
+        self.run = run
+        self.members = members
+
+
+def collective(run: Run, members: int | None = None) -> Collective:
+    return Collective(run, members)
+
+
+Decoded = Run | Control | Collective
+Decoder = Callable[[Instruction, "Binder"], Decoded]
+_DECODERS: dict[str, Decoder] = {}
+
+
+def instruction(*opcodes: str) -> Callable[[Decoder], Decoder]:
+    """Registers a decoder for opcodes (the part before the first dot)."""
+
+    def register(decoder: Decoder) -> Decoder:
+        for opcode in opcodes:
+            if opcode in _DECODERS:
+                raise ValueError(f"{opcode} has two decoders: {_DECODERS[opcode].__module__} and {decoder.__module__}")
+            _DECODERS[opcode] = decoder
+        return decoder
+
+    return register
+
+
+def decoder_of(inst: Instruction) -> Decoder:
+    """Raises UnsupportedInstruction for an opcode nobody registered."""
+    try:
+        return _DECODERS[inst.opcode]
+    except KeyError:
+        raise UnsupportedInstruction(f"the emulator does not execute `{inst.opcode}`") from None

@@ -1,0 +1,173 @@
+"""Frames: the arrays behind a CTA's registers, constants and special registers, reused from CTA to CTA."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from common.emulator.isa.binder import FrameLayout, Slot, constant_array, dtype_of
+from common.emulator.machine.mask import WARP
+from common.emulator.machine.memory import POISON, RANK_SHIFT, RESERVED_SHARED
+
+if TYPE_CHECKING:
+    from common.emulator.machine.scheduler import Machine
+    from common.emulator.machine.thread_block import ThreadBlock
+
+
+class Frame:
+    """`arrays[slot]` is what an instruction sees. `banks` holds the registers by width in bytes, one row each."""
+
+    def __init__(self, layout: FrameLayout, lanes: int, shared_constants: list[np.ndarray | None]) -> None:
+        self._rows: dict[int, tuple[int, int]] = {}
+        counts: dict[int, int] = {}
+        for register in layout.registers.values():
+            width = 0 if register.type == "pred" else register.bytes
+            self._rows[register.index] = (width, counts.setdefault(width, 0))
+            counts[width] += 1
+        self.banks = {width: _bank(width, count, lanes) for width, count in counts.items()}
+        self.arrays: list[np.ndarray] = [
+            shared if shared is not None else self._array(slot, lanes)
+            for slot, shared in zip(layout.slots, shared_constants)
+        ]
+        self.poison()
+
+    def poison(self) -> None:
+        """Fresh registers hold no zeros: every float format reads them as NaN, a pointer is out of bounds."""
+        for width, bank in self.banks.items():
+            bank.view(np.uint8)[...] = POISON if width else 0
+
+    def _array(self, slot: Slot, lanes: int) -> np.ndarray:
+        if slot.source == "register":
+            width, row = self._rows[slot.key]
+            return _view(self.banks[width][row], width, slot.kind)
+        shape = (lanes, 2) if slot.kind == "b128" else lanes
+        return np.zeros(shape, dtype_of(slot.kind))
+
+
+def _bank(width: int, count: int, lanes: int) -> np.ndarray:
+    if width == 0:
+        return np.zeros((count, lanes), np.bool_)
+    if width == 16:
+        return np.zeros((count, lanes, 2), np.uint64)
+    return np.zeros((count, lanes), {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}[width])
+
+
+def _view(row: np.ndarray, width: int, kind: str) -> np.ndarray:
+    """A register row as `kind`; a narrower kind sees the low part of each register."""
+    if width == 0 or kind == "b128":
+        return row
+    dtype = dtype_of(kind)
+    flat = row.reshape(-1).view(dtype)
+    return flat if width == dtype.itemsize else flat[:: width // dtype.itemsize]
+
+
+class FramePool:
+    """Frames for the CTAs of one launch. A finished CTA's frame serves the next one."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._free: list[Frame] = []
+        self._lanes = -(-machine.launch.threads // WARP) * WARP
+        self._constants = [self._launch_constant(slot) for slot in machine.program.layout.slots]
+        self._varying = [place for place, slot in enumerate(machine.program.layout.slots) if self._varies(slot)]
+
+    def acquire(self, block: ThreadBlock) -> Frame:
+        if self._free:
+            frame = self._free.pop()
+            frame.poison()
+        else:
+            frame = Frame(self._machine.program.layout, self._lanes, self._constants)
+        for place in self._varying:
+            slot = self._machine.program.layout.slots[place]
+            frame.arrays[place][...] = self._value(slot, block)
+        return frame
+
+    def release(self, frame: Frame) -> None:
+        self._free.append(frame)
+
+    def _varies(self, slot: Slot) -> bool:
+        return slot.source == "special" or (slot.source == "symbol" and self._is_shared(slot))
+
+    def _is_shared(self, slot: Slot) -> bool:
+        return slot.key[:2] in self._machine.shared_layout
+
+    def _launch_constant(self, slot: Slot) -> np.ndarray | None:
+        """What is the same in every CTA is made once."""
+        if slot.source == "constant":
+            return constant_array(slot.key, slot.kind, self._lanes)
+        if slot.source == "symbol" and not self._is_shared(slot):
+            function, name, offset = slot.key
+            return np.full(self._lanes, self._machine.address_of(function, name) + offset, np.uint64).astype(
+                dtype_of(slot.kind)
+            )
+        return None
+
+    def _value(self, slot: Slot, block: ThreadBlock) -> np.ndarray | int:
+        if slot.source == "symbol":
+            function, name, offset = slot.key
+            return self._machine.shared_layout[function, name] + offset + (block.rank << RANK_SHIFT)
+        return special_register(slot.key, block).astype(dtype_of(slot.kind))
+
+
+def special_register(name: str, block: ThreadBlock) -> np.ndarray:
+    """Value of a special register for every lane of a CTA (PTX ISA chapter 10)."""
+    launch = block.machine.launch
+    lane = np.arange(block.lanes)
+    base, _, axis = name.partition(".")
+    if axis:
+        position = "xyzw".index(axis)
+        return _coordinate(base, position, block, lane)
+    if base == "laneid":
+        return lane % WARP
+    if base.startswith("lanemask_"):
+        return _lane_mask(base[-2:], lane % WARP)
+    if base.startswith("reserved_smem_offset"):
+        offsets = {"begin": 0, "end": RESERVED_SHARED, "cap": RESERVED_SHARED}
+        return np.full(block.lanes, offsets.get(base.rsplit("_", 1)[1], 0))
+    dynamic = launch.dynamic_shared
+    values = {
+        "warpid": lane // WARP,
+        "nwarpid": launch.limits.warps_per_sm,
+        "smid": block.cluster.first_sm + block.rank,
+        "nsmid": launch.limits.sm_count,
+        "gridid": 0,
+        "is_explicit_cluster": int(launch.explicit_cluster),
+        "cluster_ctarank": block.rank,
+        "cluster_nctarank": len(block.cluster.blocks) or launch.cluster_size,
+        "total_smem_size": block.shared.size - RESERVED_SHARED,
+        "aggr_smem_size": block.shared.size,
+        "dynamic_smem_size": dynamic,
+        "current_graph_exec": 0,
+    }
+    if base.startswith(("pm", "envreg")):
+        return np.zeros(block.lanes, np.int64)
+    return np.broadcast_to(np.asarray(values[base], np.int64), (block.lanes,))
+
+
+def _coordinate(base: str, axis: int, block: ThreadBlock, lane: np.ndarray) -> np.ndarray:
+    launch = block.machine.launch
+    if axis == 3:
+        return np.zeros(block.lanes, np.int64)
+    if base == "tid":
+        x, y, _ = launch.block
+        return (lane % x, lane // x % y, lane // (x * y))[axis]
+    cluster = launch.cluster
+    value = {
+        "ntid": launch.block[axis],
+        "ctaid": block.ctaid[axis],
+        "nctaid": launch.grid[axis],
+        "clusterid": block.ctaid[axis] // cluster[axis],
+        "nclusterid": launch.grid[axis] // cluster[axis],
+        "cluster_ctaid": block.ctaid[axis] % cluster[axis],
+        "cluster_nctaid": cluster[axis],
+    }[base]
+    return np.full(block.lanes, value, np.int64)
+
+
+def _lane_mask(relation: str, lane: np.ndarray) -> np.ndarray:
+    bit = np.left_shift(np.uint64(1), lane.astype(np.uint64))
+    below = bit - np.uint64(1)
+    full = np.uint64(0xFFFF_FFFF)
+    masks = {"eq": bit, "lt": below, "le": below | bit, "gt": full & ~(below | bit), "ge": full & ~below}
+    return masks[relation].astype(np.int64)

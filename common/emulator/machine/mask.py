@@ -1,0 +1,76 @@
+"""Which lanes of a CTA execute an instruction."""
+
+from __future__ import annotations
+
+import numpy as np
+
+WARP = 32
+
+
+class Mask:
+    """A set of lanes of one CTA, with the forms that NumPy wants.
+
+    `lanes` is the bool array (L,). `where` is `True` when every lane of the array is in the set, else `lanes`: pass
+    it to a ufunc. `index` selects the lanes of an array: `slice(None)` or the lane numbers.
+    """
+
+    __slots__ = ("lanes", "where", "count", "_index", "_warps", "_numbers", "_present")
+
+    def __init__(self, lanes: np.ndarray, count: int | None = None) -> None:
+        self.lanes = lanes
+        self.count = int(np.count_nonzero(lanes)) if count is None else count
+        self.where = True if self.count == lanes.size else lanes
+        self._index = slice(None) if self.where is True else None
+        self._warps: np.ndarray | None = None
+        self._numbers: np.ndarray | None = None
+        self._present: np.ndarray | None = None
+
+    @property
+    def index(self) -> slice | np.ndarray:
+        if self._index is None:
+            self._index = np.flatnonzero(self.lanes)
+        return self._index
+
+    @property
+    def numbers(self) -> np.ndarray:
+        """Lane numbers, always as an int array."""
+        if self._numbers is None:
+            self._numbers = np.flatnonzero(self.lanes)
+        return self._numbers
+
+    @property
+    def present(self) -> np.ndarray:
+        """Bool array (L / 32,): which warps have a lane in the set."""
+        if self._present is None:
+            self._present = self.lanes.reshape(-1, WARP).any(axis=1)
+        return self._present
+
+    @property
+    def warps(self) -> np.ndarray:
+        """Numbers of the warps that have a lane in the set."""
+        if self._warps is None:
+            self._warps = np.flatnonzero(self.present)
+        return self._warps
+
+    def narrow(self, predicate: np.ndarray, negated: bool = False) -> Mask | None:
+        """The lanes of the set whose predicate holds, or None when there are none."""
+        count = int(np.count_nonzero(predicate))
+        if self.where is True:
+            if count == (0 if negated else predicate.size):
+                return self
+            if count == (predicate.size if negated else 0):
+                return None
+            lanes = np.logical_not(predicate) if negated else predicate.copy()
+            return Mask(lanes, predicate.size - count if negated else count)
+        lanes = self.lanes > predicate if negated else self.lanes & predicate
+        count = int(np.count_nonzero(lanes))
+        if count == 0:
+            return None
+        return self if count == self.count else Mask(lanes, count)
+
+    def split_by(self, chosen: np.ndarray) -> tuple[Mask | None, Mask | None]:
+        """(lanes of the set in `chosen`, the others); None stands for an empty set."""
+        return self.narrow(chosen), self.narrow(chosen, negated=True)
+
+    def union(self, other: Mask) -> Mask:
+        return Mask(self.lanes | other.lanes, self.count + other.count)

@@ -1,0 +1,402 @@
+"""A launch: clusters on SMs, which CTA and which path runs next, and what to do when nothing can."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from common.emulator.faults import Deadlock, LaunchError, ranges
+from common.emulator.machine.counters import Counters
+from common.emulator.machine.events import Events
+from common.emulator.machine.frames import FramePool
+from common.emulator.machine.mask import WARP, Mask
+from common.emulator.machine.memory import FUNCTION_BASE, RESERVED_SHARED, GlobalMemory, Region
+from common.emulator.machine.program import Program
+from common.emulator.machine.thread_block import Path, ThreadBlock
+
+DYNAMIC_ALIGNMENT = 1024
+FRUITLESS = 32  # times that polling loops are let go on although nothing has happened
+REPORTED = 8  # CTAs that a deadlock report describes, and that it lists as being in the same state
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one GPU offers. Defaults: B200 (Blackwell tuning guide)."""
+
+    sm_count: int = 148
+    warps_per_sm: int = 64
+    ctas_per_sm: int = 32
+    registers_per_sm: int = 65536
+    shared_per_sm: int = 228 * 1024
+    shared_per_cta: int = 227 * 1024
+    threads_per_cta: int = 1024
+    cluster_size: int = 16
+
+
+@dataclass(frozen=True)
+class Launch:
+    """The shape of a launch. `shared_size` counts the reserved first KB, static and dynamic SMEM of a CTA, in bytes."""
+
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    cluster: tuple[int, int, int]
+    explicit_cluster: bool
+    dynamic_shared: int
+    limits: Limits
+    shared_size: int = 0
+
+    @property
+    def threads(self) -> int:
+        return self.block[0] * self.block[1] * self.block[2]
+
+    @property
+    def cluster_size(self) -> int:
+        return self.cluster[0] * self.cluster[1] * self.cluster[2]
+
+    @property
+    def clusters(self) -> tuple[int, int, int]:
+        return tuple(g // c for g, c in zip(self.grid, self.cluster))
+
+    def resident_clusters(self) -> int:
+        """How many clusters the SMs hold at once, by warps, CTAs, SMEM and registers where the kernel fixes them."""
+        warps = -(-self.threads // WARP)
+        per_sm = min(
+            self.limits.ctas_per_sm,
+            self.limits.warps_per_sm // warps,
+            self.limits.shared_per_sm // max(self.shared_size, 1),
+        )
+        return max(per_sm * self.limits.sm_count // self.cluster_size, 1)
+
+
+class Cluster:
+    """CTAs that run at the same time and see one another's shared memory."""
+
+    def __init__(self, machine: Machine, number: int) -> None:
+        launch = machine.launch
+        self.number = number
+        self.first_sm = number * launch.cluster_size % launch.limits.sm_count
+        self.blocks: list[ThreadBlock] = []
+        cx, cy, cz = launch.cluster
+        nx, ny, _ = launch.clusters
+        x, y, z = number % nx, number // nx % ny, number // (nx * ny)
+        self.origin = (x * cx, y * cy, z * cz)
+        for rank in range(launch.cluster_size):
+            place = (rank % cx, rank // cx % cy, rank // (cx * cy))
+            self.blocks.append(ThreadBlock(machine, self, rank, tuple(o + p for o, p in zip(self.origin, place))))
+        self.units: dict[object, object] = {}
+
+    def unit(self, kind):
+        """The cluster's own instance of a piece of hardware (the cluster barrier), made on first use."""
+        if kind not in self.units:
+            self.units[kind] = kind(self)
+        return self.units[kind]
+
+    @property
+    def finished(self) -> bool:
+        return all(block.finished for block in self.blocks)
+
+
+class Policy:
+    """The schedule's choices: how the warps of a CTA are grouped, and which path runs.
+
+    Warps of one group run in lockstep, as one vector. `late` makes two groups, odd warps before even ones, so that a
+    missing barrier between warps is seen; `random` draws groups and turns; `early` keeps all warps together.
+    """
+
+    def __init__(self, schedule: str, generator: random.Random) -> None:
+        self.schedule = schedule
+        self._random = generator
+
+    def groups(self, everyone: Mask) -> Iterator[tuple[int, Mask]]:
+        warps = everyone.lanes.size // WARP
+        if self.schedule == "early" or warps == 1:
+            yield 0, everyone
+            return
+        if self.schedule == "late":
+            first = np.arange(warps) % 2 == 1
+        else:
+            first = np.array([self._random.random() < 0.5 for _ in range(warps)])
+        lanes = np.repeat(first, WARP)
+        for group, mask in enumerate(everyone.split_by(lanes)):
+            if mask is not None:
+                yield group, mask
+
+    def pick(self, runnable: list[Path]) -> Path:
+        if self.schedule == "random":
+            group = self._random.choice(runnable).group
+            runnable = [path for path in runnable if path.group == group]
+        return min(runnable, key=_priority)
+
+    def block(self, blocks: list[ThreadBlock]) -> ThreadBlock:
+        return self._random.choice(blocks) if self.schedule == "random" else blocks[0]
+
+
+def _priority(path: Path) -> tuple[int, int, int]:
+    return (path.turns, path.group, path.segment.order)
+
+
+class Machine:
+    """One launch from start to end. `run()` returns when the grid has finished and nothing is in flight."""
+
+    def __init__(self, program: Program, memory: GlobalMemory, launch: Launch, schedule: str, seed: int) -> None:
+        generator = random.Random(seed)
+        self.program = program
+        self.memory = memory
+        self.launch = launch
+        self.schedule = schedule
+        self.random = generator
+        self.policy = Policy(schedule, generator)
+        self.events = Events(schedule, generator)
+        self.counters = Counters(program)
+        self.activity = 0
+        self.polls = 0
+        self.ticks = 0
+        self.turn_over = False  # a path has used up its turn: it may be spinning on what a woken path would do
+        self.printed: list[str] = []
+        self.units: dict[object, object] = {}
+        self.symbols: dict[str, Region] = {}
+        self.parameters: dict[str, int] = {}
+        self.shared_layout: dict[tuple[str, str], int] = {}
+        self.clusters: list[Cluster] = []
+        self.next_cluster = 0
+        self.total_clusters = int(np.prod(launch.clusters))
+        self.frames: FramePool
+        self._expired_at = -1
+        self._fruitless = 0
+
+    def tick(self) -> int:
+        self.ticks += 1
+        return self.ticks
+
+    def unit(self, kind):
+        """The GPU's own instance of a piece of hardware, made on first use."""
+        if kind not in self.units:
+            self.units[kind] = kind(self)
+        return self.units[kind]
+
+    def address_of(self, function: str, name: str) -> int:
+        """Address of a symbol that is the same in every CTA: global and const variables, parameters, local offsets,
+        code."""
+        if (function, name) in self.program.local_offsets:
+            return self.program.local_offsets[function, name]
+        if name in self.parameters and function == self.program.kernel.name:
+            return self.parameters[name]
+        if name in self.symbols:
+            return self.symbols[name].base
+        name = self.program.module.aliases.get(name, name)
+        return FUNCTION_BASE + self.program.function_entries[name]
+
+    def run(self) -> None:
+        self.frames = FramePool(self)
+        with np.errstate(all="ignore"):
+            while self._step():
+                pass
+
+    # -- the loop --------------------------------------------------------------------------------------------------
+
+    def _step(self) -> bool:
+        """One decision. False when the launch is complete."""
+        if self.schedule == "random" and self._random_choice():
+            return True
+        ready = [block for cluster in self.clusters for block in cluster.blocks if block.runnable]
+        if ready:
+            self._run(self.policy.block(ready))
+            return True
+        if self._wake():
+            return True
+        if self._complete_one():
+            return True
+        if self._start_cluster():
+            return True
+        if not self.clusters:
+            if self.events.pending:
+                raise Deadlock(
+                    "\n".join(["the grid has finished, but operations in flight cannot complete:", *self._in_flight()])
+                )
+            return False
+        return self._expire_waits()
+
+    def _run(self, block: ThreadBlock) -> None:
+        before = len(self.clusters)
+        block.run()
+        if self.turn_over:
+            self.turn_over = False
+            self._wake() or self._complete_one()
+        if len(self.clusters) == before and block.runnable:
+            self._rotate(block)
+
+    def _rotate(self, block: ThreadBlock) -> None:
+        """After a full turn the next CTA is first in line."""
+        if block.runnable[0].turns and block.cluster in self.clusters and len(self.clusters) > 1:
+            self.clusters.remove(block.cluster)
+            self.clusters.append(block.cluster)
+
+    def _wake(self) -> bool:
+        return any([block.wake() for cluster in self.clusters for block in cluster.blocks])
+
+    def _complete_one(self) -> bool:
+        if not self.events.advance():
+            return False
+        self.activity += 1
+        return True
+
+    def _random_choice(self) -> bool:
+        """Under `random`: now and then an operation completes or a cluster starts although warps could run."""
+        draw = self.random.random()
+        if draw < 0.2 and self.events.pending:
+            done = self._complete_one()
+            self._wake()
+            return done
+        if draw > 0.9 and len(self.clusters) < 4:
+            return self._start_cluster()
+        return False
+
+    def _start_cluster(self) -> bool:
+        if self.next_cluster >= self.total_clusters or len(self.clusters) >= self.launch.resident_clusters():
+            return False
+        cluster = Cluster(self, self.next_cluster)
+        self.next_cluster += 1
+        self.clusters.append(cluster)
+        self.activity += 1
+        return True
+
+    def block_finished(self, block: ThreadBlock) -> None:
+        """Called by a CTA whose last lane has exited."""
+        self.counters.add_block(block)
+        self.frames.release(block.slot)
+        if block.cluster.finished:
+            self.clusters.remove(block.cluster)
+
+    def _expire_waits(self) -> bool:
+        """Nothing can run: waits that end by themselves do. If that changes nothing repeatedly, it is a deadlock."""
+        if self._expired_at != self.activity:
+            self._expired_at, self._fruitless = self.activity, 0
+        self._fruitless += 1
+        if self._fruitless > FRUITLESS:
+            raise Deadlock(self._report())
+        woken = [block.wake(expired=True) for cluster in self.clusters for block in cluster.blocks]
+        if not any(woken):
+            raise Deadlock(self._report())
+        return True
+
+    # -- reports ---------------------------------------------------------------------------------------------------
+
+    def _report(self) -> str:
+        lines = ["deadlock: no warp can run and nothing that is in flight can complete"]
+        alike: dict[str, list[ThreadBlock]] = {}
+        for block in self.stuck_blocks():
+            text = "\n".join(_describe(block))
+            alike.setdefault(text.replace(f"CTA {block.ctaid}", "CTA"), []).append(block)
+        for first, *others in list(alike.values())[:REPORTED]:
+            lines.extend(_describe(first))
+            if others:
+                names = ", ".join(str(block.ctaid) for block in others[:REPORTED])
+                more = ", ..." if len(others) > REPORTED else ""
+                lines.append(f"  and {len(others)} more CTAs in the same way: {names}{more}")
+        if len(alike) > REPORTED:
+            lines.append(f"  ... and CTAs that are stuck in {len(alike) - REPORTED} other ways")
+        lines.extend(self._in_flight())
+        for unit in self.units.values():
+            lines.extend(getattr(unit, "describe", list)())
+        return "\n".join(lines)
+
+    def stuck_blocks(self) -> list[ThreadBlock]:
+        """The CTAs that have a blocked path, oldest cluster first."""
+        return [block for cluster in self.clusters for block in cluster.blocks if block.blocked]
+
+    def _in_flight(self) -> list[str]:
+        return [f"  in flight: {operation.kind} {operation.detail}" for operation in self.events.pending]
+
+
+def _describe(block: ThreadBlock) -> list[str]:
+    """Who waits for what and where; paths that say the same make one entry."""
+    entries: dict[tuple[str, str], Mask] = {}
+    awaited: dict[tuple[str, str], np.ndarray] = {}
+    for path in block.blocked:
+        key = (path.wait.reason(), _where(block, path))
+        entries[key] = entries[key].union(path.mask) if key in entries else path.mask
+        if path.wait.awaited is not None:
+            awaited[key] = awaited.get(key, False) | path.wait.awaited
+    lines = []
+    for (reason, where), mask in entries.items():
+        lines.append(f"  CTA {block.ctaid} {_who(block, mask)} {reason}")
+        lines.append(f"    at {where}")
+        missing = awaited.get((reason, where))
+        for (_, elsewhere), other in entries.items():
+            lanes = np.flatnonzero(missing & other.lanes & ~mask.lanes) if missing is not None else ()
+            if len(lanes):
+                noun, verb = ("threads", "wait") if len(lanes) > 1 else ("thread", "waits")
+                lines.append(f"    {noun} {ranges(lanes)} {verb} at {elsewhere}")
+    return lines
+
+
+def _who(block: ThreadBlock, mask: Mask) -> str:
+    """`warps 0-3 wait`, or `warp 0, threads 0-15 wait` where only part of a warp is meant."""
+    many = len(mask.warps) > 1
+    warps = f"warp{'s' * many} {ranges(mask.warps)}"
+    if block.converged(mask, None):
+        return f"{warps} wait{'s' * (not many)}"
+    several = mask.count > 1
+    return f"{warps}, thread{'s' * several} {ranges(mask.numbers)} wait{'s' * (not several)}"
+
+
+def _where(block: ThreadBlock, path: Path) -> str:
+    place = block.program.place(*(path.wait.at or (path.segment, path.index)))
+    return f"{place.instruction}  (PTX line {place.ptx_line}" + (f", {place.source})" if place.source else ")")
+
+
+def place_shared(program: Program, dynamic: int) -> tuple[dict[tuple[str, str], int], int]:
+    """Offsets of the shared variables a program uses, and the size of a CTA's shared memory with the reserved first KB.
+
+    Static variables come first; the dynamic window (`extern .shared`) starts on a 1024-byte boundary after them.
+    Raises LaunchError for nothing here: the size is checked by the launch.
+    """
+    offsets: dict[tuple[str, str], int] = {}
+    place = RESERVED_SHARED
+    dynamic_names = []
+    placed: dict[int, int] = {}
+    for slot in program.layout.slots:
+        if slot.source != "symbol" or slot.key[:2] in offsets:
+            continue
+        function, name, _ = slot.key
+        variable = program.module.functions[function].variables.get(name) or program.module.variables.get(name)
+        if variable is None or variable.space != "shared":
+            continue
+        if variable.size is None or variable.extern:
+            dynamic_names.append((function, name))
+        else:
+            if id(variable) not in placed:
+                place = -(-place // variable.align) * variable.align
+                placed[id(variable)] = place
+                place += variable.size
+            offsets[function, name] = placed[id(variable)]
+    if dynamic_names or dynamic:
+        place = -(-place // DYNAMIC_ALIGNMENT) * DYNAMIC_ALIGNMENT
+    for key in dynamic_names:
+        offsets[key] = place
+    return offsets, -(-(place + dynamic) // 16) * 16
+
+
+def check_launch(program: Program, launch: Launch) -> None:
+    """Refuses what the driver would refuse. Raises LaunchError naming the rule."""
+    limits, directives = launch.limits, program.kernel.directives
+    if any(extent < 1 for extent in (*launch.grid, *launch.block, *launch.cluster)):
+        raise LaunchError(f"grid {launch.grid}, block {launch.block} and cluster {launch.cluster} must be positive")
+    if launch.threads > limits.threads_per_cta:
+        raise LaunchError(f"a CTA has at most {limits.threads_per_cta} threads, not {launch.threads}")
+    for name in ("maxntid", "reqntid"):
+        bound = int(np.prod(directives.get(name, (limits.threads_per_cta,))))
+        if launch.threads > bound or (name == "reqntid" and name in directives and launch.threads != bound):
+            raise LaunchError(f"the kernel declares .{name} {bound}, the launch has {launch.threads} threads per CTA")
+    if any(g % c for g, c in zip(launch.grid, launch.cluster)):
+        raise LaunchError(f"grid {launch.grid} is not a multiple of cluster {launch.cluster}")
+    if launch.cluster_size > limits.cluster_size:
+        raise LaunchError(f"a cluster has at most {limits.cluster_size} CTAs, not {launch.cluster_size}")
+    if launch.shared_size - RESERVED_SHARED > limits.shared_per_cta:
+        raise LaunchError(
+            f"{launch.shared_size - RESERVED_SHARED} bytes of shared memory per CTA exceed the "
+            f"{limits.shared_per_cta} a CTA can have"
+        )

@@ -1,0 +1,1 @@
+"""PTX text to records: lexer, parser, module, control flow."""

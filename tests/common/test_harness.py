@@ -1,0 +1,156 @@
+import json
+import subprocess
+import sys
+
+import pytest
+
+from common.device import Gpu
+from common.harness import main
+from common.series import ROOT
+from common.stage import BadSize
+from tests.common.kernels import toy_stage
+
+pytestmark = pytest.mark.usefixtures("no_gpu")
+
+
+def test_one_table_with_the_source_of_each_figure(fake_emulator, capsys):
+    assert main(toy_stage(), []) == 0
+    out = capsys.readouterr().out
+    assert "device: emulator (" in out
+    figures = {line[10:].split("  ")[0]: line for line in out.splitlines()}
+    assert figures["registers"].endswith("compiled")
+    assert "3 CTAs" in figures["grid"] and "1 CTA " in figures["cluster"] and "NVRTC" in figures["kernel"]
+    assert figures["output against torch float64, schedule late, seed 0"].endswith("emulated")
+    assert "1,234" in figures["warp instructions"]
+    for part in ("built", "verified", "counted"):
+        assert f"\n{part} " in out
+
+
+def test_all_schedules(fake_emulator, capsys):
+    assert main(toy_stage(), ["--schedule", "all", "--seed", "4", "--rows", "2"]) == 0
+    assert [launch["options"]["schedule"] for launch in fake_emulator.launches] == ["late", "early", "random"]
+    assert {launch["args"][3] for launch in fake_emulator.launches} == {2}
+
+
+def test_nothing_is_printed_to_a_pipe_but_the_report(fake_emulator, capsys):
+    main(toy_stage(), [])
+    assert capsys.readouterr().err == ""
+
+
+def test_a_mismatch_exits_with_1_and_shows_where(fake_emulator, capsys):
+    fake_emulator.break_result = lambda x, y: y[0, 7].fill_(-55)
+    assert main(toy_stage(), []) == 1
+    error = capsys.readouterr().err
+    assert "wrong result" in error and "output[0, 7] is -55, expected" in error
+
+
+def test_a_fault_of_the_emulator_exits_with_1_without_a_traceback(fake_emulator, capsys):
+    fake_emulator.error = fake_emulator.EmulatorError("warp 3 waits for ever")
+    assert main(toy_stage(), []) == 1
+    error = capsys.readouterr().err
+    assert error == "EmulatorError: warp 3 waits for ever\n"
+
+
+def test_other_errors_are_not_hidden(fake_emulator):
+    fake_emulator.error = KeyError("a bug")
+    with pytest.raises(KeyError):
+        main(toy_stage(), [])
+
+
+@pytest.mark.parametrize("flags", [["--rows", "3"], ["--rows", "0"], ["--rows", "-2"]])
+def test_bad_sizes_are_refused_before_anything_is_built(flags, capsys):
+    def build_nothing(config):
+        raise AssertionError("built")
+
+    assert main(toy_stage(kernel=build_nothing), flags) == 2
+    assert "bad size: rows is" in capsys.readouterr().err
+
+
+def test_unknown_flags_exit_with_2(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(toy_stage(), ["--dtype", "int8"])
+    assert stop.value.code == 2
+
+
+def test_cuda_without_a_gpu_exits_with_2(capsys):
+    assert main(toy_stage(), ["--device", "cuda"]) == 2
+    assert "use --device emulator" in capsys.readouterr().err
+
+
+def test_a_gpu_that_cannot_run_the_stage_exits_with_2(monkeypatch, capsys):
+    monkeypatch.setattr("common.device.find_gpu", lambda: Gpu("NVIDIA H200", (9, 0), 132, "580"))
+    assert main(toy_stage(number=5, arch="sm_100a"), ["--device", "cuda"]) == 2
+    assert "stage 05 needs sm_100a; this is an NVIDIA H200 (sm_90)" in capsys.readouterr().err
+
+
+def test_a_schedule_means_the_emulator(monkeypatch, fake_emulator, capsys):
+    monkeypatch.setattr("common.device.find_gpu", lambda: Gpu("NVIDIA H200", (9, 0), 132, "580"))
+    assert main(toy_stage(), ["--schedule", "early"]) == 0
+    assert "device: emulator (--schedule was given)" in capsys.readouterr().out
+    assert main(toy_stage(), ["--schedule", "early", "--device", "cuda"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("form", "words"),
+    [("tir", "def scale"), ("cuda", "__launch_bounds__"), ("ptx", ".entry scale_kernel"), ("sass", "EXIT")],
+)
+def test_dumps_print_the_text_alone(form, words, capsys):
+    assert main(toy_stage(), ["--dump", form]) == 0
+    out = capsys.readouterr().out
+    assert words in out and "device:" not in out
+
+
+def test_json_has_everything(fake_emulator, tmp_path):
+    path = tmp_path / "out.json"
+    assert main(toy_stage(), ["--quick", "--dtype", "float16", "--seed", "3", "--json", str(path)]) == 0
+    document = json.loads(path.read_text())
+    assert document["stage"] == {"number": 2, "title": "Toy", "arch": "sm_90a"}
+    assert document["config"] == {"rows": 2, "flavour": "plain", "dtype": "float16", "sms": 148}
+    assert document["device"]["kind"] == "emulator"
+    assert document["built"]["registers"] > 0 and document["built"]["launch"]["kernel"] == "scale_kernel"
+    assert document["built"]["launch"]["parameters"][0] == {"kind": "PointerParameter", "name": "X_ptr", "argument": 0}
+    assert document["built"]["shape"]["grid"] == [1, 1, 1]
+    (verified,) = document["verified"]
+    assert (verified["schedule"], verified["seed"], verified["source"]) == ("late", 3, "emulated")
+    assert verified["outputs"][0]["reference_dtype"] == "float64"
+    assert document["counted"]["bytes"] == {"global load": 4096}
+    assert document["timed"] == []
+    assert set(document["environment"]) == {"python", "machine", "torch", "tvm"}
+
+
+def test_sizes_follow_the_scale():
+    stage = toy_stage()
+    assert [stage.config(scale=s).rows for s in ("default", "quick", "gpu")] == [6, 2, 1024]
+    assert stage.config(scale="quick", rows=8).rows == 8
+
+
+def test_a_config_knows_only_its_own_names():
+    config = toy_stage().config()
+    assert (config.itemsize, config.flavour) == (4, "plain")
+    with pytest.raises(AttributeError, match="columns"):
+        config.columns  # noqa: B018
+    for wrong in ({"columns": 3}, {"dtype": "int8"}, {"flavour": "odd"}):
+        with pytest.raises(BadSize):
+            toy_stage().config(**wrong)
+
+
+def test_stage_build_gives_a_kernel():
+    assert toy_stage().build(rows=4).launch_spec.kernel == "scale_kernel"
+
+
+def test_help_lists_sizes_with_their_defaults(capsys):
+    with pytest.raises(SystemExit):
+        main(toy_stage(), ["--help"])
+    out = " ".join(capsys.readouterr().out.split())
+    assert "rows of x (default 6, 1024 on a GPU, 2 with --quick)" in out
+
+
+def test_a_script_runs_from_any_folder_and_a_closed_pipe_is_no_error(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n"
+        "from common.harness import run_stage\nfrom tests.common.kernels import toy_stage\nrun_stage(toy_stage())\n"
+    )
+    command = f"{sys.executable} {script} --dump ptx --device emulator | head -1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stderr == ""
