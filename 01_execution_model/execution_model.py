@@ -1,20 +1,20 @@
 """Stage 01, the execution model: one row's sum climbs from a lane to a warp, a CTA and a cluster.
 
-RMSNorm: y = x * rsqrt(mean(x^2) + eps) * w, where the mean is over a row. x and y are (rows, cols), w is (cols,), all of
-one type: float16, bfloat16 or float32. Sums and products are float32, rounded once to the type of y.
+RMSNorm: y = x * rsqrt(mean(x^2) + eps) * w, the mean over a row. x and y are (rows, cols), w is (cols,), all of one
+type: float16, bfloat16 or float32. Sums and products are float32; y is rounded once.
 
-The work is two bytes of traffic for every byte of x: read it, write y, and keep it in registers in between, because the
-scale is known only when the whole row has been summed. So a row takes as many lanes as it needs to stay in registers:
-first the lanes of one warp, then more warps, then more CTAs of a cluster. The reduction climbs the same ladder.
+The kernel moves memory: read x, write y, almost nothing to compute. The one trap is to read x twice, since no element
+can be scaled before its whole row has been summed. So x waits in registers, and a row takes as much of the machine as
+it needs for that: lanes of one warp, then more warps, then more CTAs. Its sum climbs the same ladder.
 
-    level     who                      how the sum gets there                       what has to be waited for
-    lane      one thread               registers                                    nothing
-    warp      32 lanes                 5 shuffles, register to register             nothing: a shuffle is its own barrier
-    CTA       8 warps of one SM        SMEM                                         cta_sync
-    cluster   8 CTAs of nearby SMs     SMEM of the other CTAs (DSMEM)               the cluster's barrier
-    grid      everything else          never: rows do not need one another
+    level    who                    how the sum gets there            what must be waited for
+    lane     one thread             registers                         nothing
+    warp     32 lanes               shuffles, register to register    nothing: a shuffle waits for its lanes
+    CTA      up to 16 warps         SMEM                              the CTA's barrier
+    cluster  up to 8 CTAs           the SMEM of other CTAs (DSMEM)    the cluster's barrier
+    grid     everyone else          never: rows need nothing of one another
 
-Run it: `python execution_model.py --help`.
+Run `python execution_model.py --help`, or `make stage-01`.
 """
 
 import sys
@@ -33,12 +33,12 @@ from common.harness import BadSize, Config, Size, Stage, Tolerance, run_stage
 EPS = 1e-6
 
 LANES = 32  # of a warp: the hardware's number, not ours
-WARPS = 8  # of a CTA. 256 threads of 64 registers: four CTAs fill the register file of an SM
+WARPS = 16  # of a CTA, whose 512 threads of at most 64 registers take half of an SM: one waits, the other loads
 MAX_CLUSTER = 8  # CTAs of a cluster: the most that every GPU with clusters takes
 VECTOR_BYTES = (
     16  # the widest load of one lane; a warp's 32 of them are 512 contiguous bytes, four full L2 sectors each
 )
-LANE_BYTES = 128  # of x that a lane keeps in registers: up to eight vector loads in flight at once
+LANE_BYTES = 64  # of x that a lane keeps in registers: four vector loads in flight at once
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,7 @@ def make_kernel(config: Config):
     @T.prim_func
     def rmsnorm(X: T.Buffer((rows, cols), dtype), W: T.Buffer((cols,), dtype), Y: T.Buffer((rows, cols), dtype)):
         T.device_entry()
+        T.attr({"tirx.launch_bounds_min_blocks_per_sm": 2})
         cta = T.cta_id([TILES * CLUSTER])
         rank = T.cta_id_in_cluster([CLUSTER])
         warp = T.warp_id([CTA_WARPS])
@@ -115,7 +116,6 @@ def make_kernel(config: Config):
                 # barriers ahead count every thread of the CTA.
                 if (row < rows) & (col < cols):
                     Tx.copy(x[v, :], X[row, col : col + VECTOR], dispatch=ACCESS)
-                    Tx.copy(w[v, :], W[col : col + VECTOR], dispatch=ACCESS)
                 else:
                     Tx.fill(x[v, :], T.cast(0, dtype))
 
@@ -162,6 +162,11 @@ def make_kernel(config: Config):
         @T.inline
         def scale_and_store(chunk):
             scale: T.float32 = T.rsqrt(total[0] * T.float32(1 / cols) + T.float32(EPS))
+            # Every row reads the same w, so it comes from a cache; it comes late, so as to hold registers only briefly.
+            for v in T.unroll(VECTORS):
+                col: T.let = (chunk * CLUSTER + rank) * SLICE + v * STRIP + first
+                if col < cols:
+                    Tx.copy(w[v, :], W[col : col + VECTOR], dispatch=ACCESS)
             for v in T.unroll(VECTORS):
                 col: T.let = (chunk * CLUSTER + rank) * SLICE + v * STRIP + first
                 if (row < rows) & (col < cols):

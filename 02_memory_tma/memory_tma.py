@@ -1,20 +1,17 @@
-"""Stage 01, the execution model: one row's sum climbs from a lane to a warp, a CTA and a cluster.
+"""Stage 02, memory and TMA: the same kernel, fed by the copy engine through a ring of SMEM stages.
 
-RMSNorm: y = x * rsqrt(mean(x^2) + eps) * w, where the mean is over a row. x and y are (rows, cols), w is (cols,), all of
-one type: float16, bfloat16 or float32. Sums and products are float32, rounded once to the type of y.
+RMSNorm: y = x * rsqrt(mean(x^2) + eps) * w, the mean over a row. x and y are (rows, cols), w is (cols,), all of one
+type: float16, bfloat16 or float32. Sums and products are float32; y is rounded once.
 
-The work is two bytes of traffic for every byte of x: read it, write y, and keep it in registers in between, because the
-scale is known only when the whole row has been summed. So a row takes as many lanes as it needs to stay in registers:
-first the lanes of one warp, then more warps, then more CTAs of a cluster. The reduction climbs the same ladder.
+In stage 01 every thread fetched its own x, waited, summed, waited again and stored. Here one thread asks for whole
+boxes of x, several tiles ahead, another sends boxes of y away, and the rest only compute. CTAs stay on their SM and
+take tile after tile, so that the loads of the next tiles run under the sums of this one. What used to be ordered by
+program order or one barrier is now ordered by three mbarriers for each stage of the ring:
 
-    level     who                      how the sum gets there                       what has to be waited for
-    lane      one thread               registers                                    nothing
-    warp      32 lanes                 5 shuffles, register to register             nothing: a shuffle is its own barrier
-    CTA       8 warps of one SM        SMEM                                         cta_sync
-    cluster   8 CTAs of nearby SMs     SMEM of the other CTAs (DSMEM)               the cluster's barrier
-    grid      everything else          never: rows do not need one another
+    loader --full--> compute warps --ready--> storer --empty--> loader
+           bytes     arrivals                 reads done
 
-Run it: `python execution_model.py --help`.
+Run `python memory_tma.py --help`, or `make stage-02`. `make diff-02` shows what changed since stage 01.
 """
 
 import sys
@@ -34,7 +31,7 @@ from common.harness import BadSize, Config, Size, Stage, Tolerance, run_stage
 EPS = 1e-6
 
 LANES = 32  # of a warp: the hardware's number, not ours
-WARPS = 8  # of a CTA. 256 threads of 64 registers: four CTAs fill the register file of an SM
+WARPS = 16  # of a CTA that compute
 MAX_CLUSTER = 8  # CTAs of a cluster: the most that every GPU with clusters takes
 VECTOR_BYTES = (
     16  # the widest load of one lane; a warp's 32 of them are 512 contiguous bytes, four full L2 sectors each
@@ -42,7 +39,9 @@ VECTOR_BYTES = (
 LANE_BYTES = 128  # of x that a lane keeps in registers
 
 MAX_BOX = 256  # elements of a TMA box along each dimension
-CTAS_PER_SM = 2  # while one waits at a barrier, the other works
+CTAS_PER_SM = 1
+SHIFTS = 16
+CONSECUTIVE = False
 SM_SMEM_BYTES = 228 * 1024
 CTA_SMEM_BYTES = (
     2 * 1024
@@ -95,14 +94,14 @@ def make_kernel(config: Config):
     STAGES = min(MAX_STAGES, (SM_SMEM_BYTES // CTAS_PER_SM - CTA_SMEM_BYTES) // STAGE_BYTES)
     BOXES = -(-SLICE // MAX_BOX)  # of a stage
     BOX = SLICE // BOXES  # columns of a box
-    CLUSTERS = min(TILES, config.sms * CTAS_PER_SM // CLUSTER)  # that run at once; each takes every CLUSTERS-th tile
+    CLUSTERS = min(TILES, max(1, min(config.ctas, config.sms * CTAS_PER_SM * SHIFTS) // CLUSTER))
+    SHARE = -(-TILES // CLUSTERS)
     LOADER, STORER = CTA_WARPS, CTA_WARPS + 1
     PASSES = 1 if CHUNKS == 1 else 2
 
     @T.prim_func
     def rmsnorm(X: T.Buffer((rows, cols), dtype), W: T.Buffer((cols,), dtype), Y: T.Buffer((rows, cols), dtype)):
         T.device_entry()
-        T.attr({"tirx.launch_bounds_min_blocks_per_sm": CTAS_PER_SM})
         cta = T.cta_id([CLUSTERS * CLUSTER])
         rank = T.cta_id_in_cluster([CLUSTER])
         warp = T.warp_id([CTA_WARPS + 2])
@@ -136,7 +135,8 @@ def make_kernel(config: Config):
 
         # Neighbouring lanes take neighbouring vectors: no two of a quarter-warp meet in a bank of SMEM.
         first: T.int32 = (warp % ROW_WARPS * LANES + lane) * VECTOR
-        tile: T.int32 = cta // CLUSTER
+        tile: T.int32 = cta // CLUSTER * SHARE if CONSECUTIVE else cta // CLUSTER
+        last: T.int32 = T.min(cta // CLUSTER * SHARE + SHARE, TILES) if CONSECUTIVE else TILES
         parity: T.int32 = 0  # of the tile: picks one of two sets of sums
         exchange_phase: T.int32 = 0
         slot = PipelineState(STAGES)
@@ -178,15 +178,12 @@ def make_kernel(config: Config):
         def load(chunk):
             full.wait(slot.stage, slot.phase)
             for v in T.unroll(VECTORS):
-                col: T.let = (chunk * CLUSTER + rank) * SLICE + v * STRIP + first
                 at: T.let = v * STRIP + first
                 Tx.copy(
                     x[v, :],
                     ring[slot.stage, at // BOX, warp // ROW_WARPS, at % BOX : at % BOX + VECTOR],
                     dispatch=ACCESS,
                 )
-                if col < cols:
-                    Tx.copy(w[v, :], W[col : col + VECTOR], dispatch=ACCESS)
 
         @T.inline
         def add_squares():
@@ -240,6 +237,11 @@ def make_kernel(config: Config):
         @T.inline
         def scale_and_store(chunk):
             scale: T.float32 = T.rsqrt(total[0] * T.float32(1 / cols) + T.float32(EPS))
+            # Every row reads the same w, so it comes from a cache; it comes late, so as to hold registers only briefly.
+            for v in T.unroll(VECTORS):
+                col: T.let = (chunk * CLUSTER + rank) * SLICE + v * STRIP + first
+                if col < cols:
+                    Tx.copy(w[v, :], W[col : col + VECTOR], dispatch=ACCESS)
             for v in T.unroll(VECTORS):
                 at: T.let = v * STRIP + first
                 Tx.cast(x32[v, :], x[v, :])
@@ -266,20 +268,20 @@ def make_kernel(config: Config):
         if warp == LOADER:
             if T.cuda.elect_sync():
                 slot.init(1)  # a fresh ring is empty: the first wait for the phase before the first passes at once
-                while tile < TILES:
+                while tile < last:
                     for step in T.serial(PASSES * CHUNKS, unroll=False):
                         request(step)
-                    tile = tile + CLUSTERS
+                    tile = tile + (1 if CONSECUTIVE else CLUSTERS)
         elif warp == STORER:
             if T.cuda.elect_sync():
                 slot.init(0)
-                while tile < TILES:
+                while tile < last:
                     for step in T.serial(PASSES * CHUNKS, unroll=False):
                         send(step)
-                    tile = tile + CLUSTERS
+                    tile = tile + (1 if CONSECUTIVE else CLUSTERS)
         else:
             slot.init(0)
-            while tile < TILES:
+            while tile < last:
                 total[0] = T.float32(0)
                 for chunk in T.serial(CHUNKS, unroll=False):
                     load(chunk)
@@ -288,11 +290,10 @@ def make_kernel(config: Config):
                         hand_over()
                 climb()
                 for chunk in T.serial(CHUNKS, unroll=False):
-                    if CHUNKS > 1:  # only a row longer than the registers of a whole cluster is read a second time
-                        load(chunk)
+                    load(chunk)
                     scale_and_store(chunk)
                     hand_over()
-                tile = tile + CLUSTERS
+                tile = tile + (1 if CONSECUTIVE else CLUSTERS)
 
     return rmsnorm
 
@@ -302,9 +303,9 @@ def check(config: Config) -> None:
     row_bytes = config.cols * config.itemsize
     if row_bytes % VECTOR_BYTES:
         raise BadSize(
-            f"{config.cols} columns of {config.dtype} are {row_bytes} bytes: the stride between the rows of a TMA tensor "
-            f"must be a multiple of {VECTOR_BYTES} bytes, so cols a multiple of {VECTOR_BYTES // config.itemsize} "
-            "(stage 01 takes any)"
+            f"{config.cols} columns of {config.dtype} are {row_bytes} bytes: the stride between the rows of a TMA "
+            f"tensor must be a multiple of {VECTOR_BYTES} bytes, so cols a multiple of "
+            f"{VECTOR_BYTES // config.itemsize} (stage 01 takes any)"
         )
 
 
@@ -331,6 +332,7 @@ STAGE = Stage(
     sizes=[
         Size("rows", default=256, quick=64, gpu=65536, help="rows of x"),
         Size("cols", default=4096, quick=1024, gpu=4096, help="columns of x: the length of one sum"),
+        Size("ctas", default=8, gpu=1 << 16, help="CTAs at most, never more than the SMs run at once"),
     ],
     dtypes=["float16", "bfloat16", "float32"],
     check=check,

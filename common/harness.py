@@ -14,6 +14,7 @@ import os
 import platform
 import sys
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from tqdm import tqdm
@@ -179,11 +180,16 @@ def _on_emulator(outcome: Outcome, args: argparse.Namespace, bar: tqdm) -> None:
     schedules = SCHEDULES if args.schedule == "all" else (args.schedule or "late",)
 
     def step(schedule: str) -> None:
+        bar.reset()
         bar.set_description(f"verify, schedule {schedule}")
-        bar.update()
 
+    def show(finished: int, total: int) -> None:
+        bar.total = total
+        bar.update(finished - bar.n)
+
+    run = partial(outcome.run, progress=show)
     outcome.verifications = verify_stage(
-        outcome.stage, outcome.config, schedules, seed=args.seed, kernel=outcome.run, on_step=step
+        outcome.stage, outcome.config, schedules, seed=args.seed, kernel=run, on_step=step
     )
 
 
@@ -209,7 +215,7 @@ def _run(stage: Stage, args: argparse.Namespace) -> None:
     driver = f", driver {device.driver}" if device.driver else ""
     print(f"device: {device.name}{driver} ({device.reason})")
     outcome = Outcome(stage, config, device, kernel)
-    with tqdm(total=None, leave=False, disable=not sys.stderr.isatty(), bar_format="{desc} [{elapsed}]") as bar:
+    with tqdm(total=None, leave=False, disable=not sys.stderr.isatty(), unit="CTA") as bar:
         bar.set_description("compile")
         kernel.compilation  # noqa: B018  compiled here, so that a refusal comes before any run
         (_on_gpu if device.kind == "cuda" else _on_emulator)(outcome, args, bar)

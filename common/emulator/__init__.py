@@ -14,6 +14,7 @@ from common.emulator.faults import (
     OutOfBounds,
     ProgramTrap,
     PtxSyntaxError,
+    TensorMemoryFault,
     UnsupportedInstruction,
 )
 from common.emulator.hardware.tensor_map import TensorMap
@@ -34,5 +35,6 @@ __all__ = [
     "PtxSyntaxError",
     "Run",
     "TensorMap",
+    "TensorMemoryFault",
     "UnsupportedInstruction",
 ]

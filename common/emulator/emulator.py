@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,6 +50,7 @@ class Emulator:
     schedule: str = "late"
     seed: int = 0
     limits: Limits = field(default_factory=Limits)
+    progress: Callable[[int, int], None] | None = None  # called with (CTAs finished, CTAs of the grid)
 
     def __post_init__(self) -> None:
         if self.schedule not in SCHEDULES:
@@ -87,6 +88,7 @@ class Emulator:
         machine.shared_layout = layout
         machine.symbols = _load_variables(program, memory)
         machine.parameters = _encode_parameters(program.kernel.parameters, args, memory)
+        machine.progress = self.progress
         machine.run()
         printed = "".join(machine.printed)
         sys.stdout.write(printed)

@@ -106,6 +106,10 @@ class DescriptorFault(Fault):
     """A tensor map or matrix descriptor that the hardware would refuse."""
 
 
+class TensorMemoryFault(Fault):
+    """Misuse of tensor memory: an access outside an allocation, a leak, a bad address or column count."""
+
+
 class ProgramTrap(Fault):
     """The program executed `trap`, or a device-side assertion failed."""
 

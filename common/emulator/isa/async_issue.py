@@ -50,6 +50,7 @@ class Issuer:
         steps: Sequence[Callable[[], None]],
         detail: str = "",
         after: tuple[Operation, ...] = (),
+        lazy: bool = False,
     ) -> Operation:
         """`lanes`: the thread, or the threads, that issued it."""
         if isinstance(lanes, Mask):
@@ -57,7 +58,7 @@ class Issuer:
         else:
             warps, numbers = (lanes // WARP,), (lanes,)
         place = Place(self._text, self._line, self._source, cta.ctaid, warps, numbers)
-        operation = cta.machine.events.issue(Operation(kind, list(steps), detail, place, after))
+        operation = cta.machine.events.issue(Operation(kind, list(steps), detail, place, after, lazy=lazy))
         cta.activity()
         return operation
 

@@ -105,7 +105,7 @@ def _decode_store(inst: Instruction, b: Binder) -> Decoded:
         count = int(mods.one_of("v2", "v4", default="v1")[1:])
         kind = mods.one_of(*SHARED_TYPES)
     else:
-        space = _take_release(mods)
+        space = _take_release(mods, "gpu", "sys")
         kind = mods.one_of(*GLOBAL_TYPES)
     mods.done()
     destination = _destination(inst, b, space, signals)
@@ -116,11 +116,11 @@ def _decode_store(inst: Instruction, b: Binder) -> Decoded:
     return _store(Issuer(inst), destination, slots, size_of(kind))
 
 
-def _take_release(mods: Modifiers) -> str:
+def _take_release(mods: Modifiers, *scopes: str) -> str:
     """Consumes what the form on global memory has; its state space."""
     system = mods.take("mmio")
     mods.one_of("release")
-    scope = mods.one_of("gpu", "sys")
+    scope = mods.one_of(*scopes)
     if system and scope != "sys":
         raise UnsupportedInstruction("`.mmio` needs scope .sys")
     return mods.one_of("global", default="generic")
@@ -186,7 +186,7 @@ def decode_async_reduction(inst: Instruction, b: Binder) -> Decoded:
         mods.take(COMPLETION)
         space, table = mods.one_of("shared::cluster", default="generic"), _SHARED_REDUCTIONS
     else:
-        space, table = _take_release(mods), _GLOBAL_REDUCTIONS
+        space, table = _take_release(mods, "cluster", "gpu", "sys"), _GLOBAL_REDUCTIONS
     op = mods.one_of(*table)
     kind = mods.one_of(*table[op])
     mods.done()

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from common.emulator.faults import UnsupportedInstruction
+from common.emulator.faults import InvalidAddress, UnsupportedInstruction
 from common.emulator.isa.binder import Binder, Modifiers, dtype_of, size_of
 from common.emulator.isa.load_store import SCOPES, addresses_of, bind_address, space_modifier
 from common.emulator.isa.registry import Decoded, Run, instruction
-from common.emulator.machine.memory import refuse_write
+from common.emulator.machine.memory import GLOBAL_BASE, Piece, refuse_write
 from common.emulator.numerics import arithmetic, minmax
 from common.emulator.ptx.module import Instruction, Operand, Sink, Vector
 
@@ -31,7 +31,10 @@ _ACCUMULATES = {
 
 @dataclass(frozen=True)
 class Atomic:
-    """One decoded atomic: what is combined, and where. `element` is the type of one memory element."""
+    """One decoded atomic: what is combined, and where. `element` is the type of one memory element.
+
+    `combine_global` is for what turns out to lie in global memory, `combine` for shared memory.
+    """
 
     operation: str
     element: str
@@ -40,6 +43,7 @@ class Atomic:
     base: int | None
     offset: int
     combine: Combine
+    combine_global: Combine
     running: np.ufunc | None  # folds many lanes at one address; None where rounding or flushing forbids it
 
     @property
@@ -73,7 +77,7 @@ def _decode(
     """The operation, the type as written, and the slots of its one or two value operands (a list per vector)."""
     mods = b.modifiers(inst)
     hint = mods.take("L2::cache_hint")
-    mods.drop("relaxed", "acquire", "release", "acq_rel", *SCOPES)
+    mods.drop("relaxed", "release", *(("acquire", "acq_rel") if inst.opcode == "atom" else ()), *SCOPES)
     space = space_modifier(mods)
     operation = mods.one_of(*OPERATIONS)
     kind = mods.one_of(*TYPES)
@@ -90,13 +94,14 @@ def _decode(
         raise UnsupportedInstruction(f".{vector or 'v1'} needs {lanes} values")
     element = _ELEMENT.get(kind, kind)
     per_lane = lanes * size_of(kind) // size_of(element)
-    flush = kind == "f32" and space == "global"
-    combine = _combiner(operation, element, flush)
+    combines = _combiner(operation, element), _combiner(operation, element, flush=True)
     running = _ACCUMULATES.get(operation) if dtype_of(element).kind in "iu" and element != "bf16" else None
-    return Atomic(operation, element, per_lane, space, base, offset, combine, running), kind, sources
+    return Atomic(operation, element, per_lane, space, base, offset, *combines, running), kind, sources
 
 
 def _check_form(inst: Instruction, mods: Modifiers, operation: str, kind: str, vector: str | None, space: str) -> None:
+    if space not in ("global", "shared", "shared::cluster", "generic"):
+        raise UnsupportedInstruction(f"{inst.opcode} exists for global and shared memory only, not {space}")
     half = kind in ("f16", "f16x2", "bf16", "bf16x2")
     if mods.take("noftz") != half:
         raise UnsupportedInstruction(
@@ -104,8 +109,7 @@ def _check_form(inst: Instruction, mods: Modifiers, operation: str, kind: str, v
         )
     allowed = {
         "and": ("b32", "b64"), "or": ("b32", "b64"), "xor": ("b32", "b64"),
-        "cas": ("b16", "b32", "b64", "b128", "u32", "u64", "s32", "s64"),
-        "exch": ("b32", "b64", "b128", "u32", "u64", "s32", "s64", "f32"),
+        "cas": ("b16", "b32", "b64", "b128"), "exch": ("b32", "b64", "b128"),
         "inc": ("u32",), "dec": ("u32",), "add": ("u32", "s32", "u64", "f32", "f64"),
         "min": ("u32", "s32", "u64", "s64"), "max": ("u32", "s32", "u64", "s64"),
     }[operation]  # fmt: skip
@@ -118,8 +122,6 @@ def _check_form(inst: Instruction, mods: Modifiers, operation: str, kind: str, v
         raise UnsupportedInstruction(f"{inst.opcode}.{vector} exists for f32 add and half types in global memory only")
     if vector == "v8" and kind not in ("f16", "bf16"):
         raise UnsupportedInstruction(f"{inst.opcode}.v8 exists for .f16 and .bf16 only")
-    if vector == "v4" and kind == "f32" and operation != "add":
-        raise UnsupportedInstruction(f"{inst.opcode}.v4.f32 exists for .add only")
 
 
 def _items(operand: Operand) -> tuple[Operand, ...]:
@@ -131,13 +133,13 @@ def _register_kind(kind: str) -> str:
     return {"f16": "u16", "bf16": "u16", "f16x2": "u32", "bf16x2": "u32"}.get(kind, kind)
 
 
-def _combiner(operation: str, element: str, flush: bool) -> Combine:
+def _combiner(operation: str, element: str, flush: bool = False) -> Combine:
     if element == "f16":
         return {"add": arithmetic.add_f16, "min": minmax.minimum, "max": minmax.maximum}[operation]
     if element == "bf16":
         return {"add": arithmetic.add_bf16, "min": minmax.minimum_bf16, "max": minmax.maximum_bf16}[operation]
     if operation == "add" and element == "f32":
-        # atom.add.f32 flushes subnormals in global memory, not in shared memory (PTX ISA 9.7.13.5)
+        # Subnormals are flushed in global memory, not in shared memory (PTX ISA 9.7.13.5).
         return lambda old, value: arithmetic.add_f32(old, value, ftz=flush)
     if operation == "inc":
         return lambda old, bound: np.where(old >= bound, 0, old + 1).astype(old.dtype)
@@ -168,13 +170,12 @@ def _run(atomic: Atomic, kind: str, sources: list[list[int]], targets: list[int 
         old = np.empty((m.count, atomic.per_lane), dtype)
         changed = False
         for piece in cta.locate(atomic.space, addresses, atomic.width, m):
-            if piece.region.read_only:
-                refuse_write(piece.region, m.numbers[piece.chosen], int(piece.offsets[0]) + piece.region.base)
+            combine = atomic.combine_global if _in_global(piece, m, vector=len(sources[0]) > 1) else atomic.combine
             first = piece.offsets // dtype.itemsize
             places = (first[:, None] + np.arange(atomic.per_lane)).reshape(-1)
             parts = [value[piece.chosen].reshape(-1) for value in values]
             memory = piece.region.view(bits.itemsize).view(dtype)
-            before, differs = _apply(atomic, memory, places, parts)
+            before, differs = _apply(atomic.running, combine, memory, places, parts)
             old[piece.chosen] = before.reshape(-1, atomic.per_lane)
             changed = changed or differs
         cta.machine.counters.bytes[f"{atomic.space} atomic"] += atomic.width * m.count
@@ -190,8 +191,22 @@ def _run(atomic: Atomic, kind: str, sources: list[list[int]], targets: list[int 
     return run
 
 
-def _apply(atomic: Atomic, memory: np.ndarray, places: np.ndarray, values: list[np.ndarray]) -> tuple[np.ndarray, bool]:
-    """Combines `values` into `memory[places]` one after the other where places repeat.
+def _in_global(piece: Piece, m, *, vector: bool) -> bool:
+    """Whether an access goes to global memory; raises InvalidAddress where it may not go."""
+    region, lanes = piece.region, m.numbers[piece.chosen]
+    if region.read_only:
+        refuse_write(region, lanes, int(piece.offsets[0]) + region.base)
+    in_global = region.base >= GLOBAL_BASE
+    if region.name == "local memory" or (vector and not in_global):
+        where = "global memory" if vector else "global and shared memory"
+        raise InvalidAddress(f"this atomic works in {where} only, not in {region.name}", lanes=lanes)
+    return in_global
+
+
+def _apply(
+    running: np.ufunc | None, combine: Combine, memory: np.ndarray, places: np.ndarray, values: list[np.ndarray]
+) -> tuple[np.ndarray, bool]:
+    """Combines `values` into `memory[places]` one after the other where places repeat; two values are those of cas.
 
     Returns what each element saw before its own update, and whether memory changed.
     """
@@ -199,8 +214,8 @@ def _apply(atomic: Atomic, memory: np.ndarray, places: np.ndarray, values: list[
     ordered = places[order]
     starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
     before = np.empty(places.size, memory.dtype)
-    if starts.size == 1 and places.size > 1 and atomic.running is not None:
-        steps = atomic.running.accumulate(np.concatenate((memory[ordered[:1]], values[0])), dtype=memory.dtype)
+    if starts.size == 1 and places.size > 1 and running is not None:
+        steps = running.accumulate(np.concatenate((memory[ordered[:1]], values[0])), dtype=memory.dtype)
         before[:] = steps[:-1]
         changed = bool(steps[-1] != steps[0])
         memory[ordered[0]] = steps[-1]
@@ -210,17 +225,12 @@ def _apply(atomic: Atomic, memory: np.ndarray, places: np.ndarray, values: list[
     for number in range(int(turn.max()) + 1):
         chosen = order[turn == number]
         current = memory[places[chosen]]
-        updated = _combined(atomic, current, [value[chosen] for value in values])
+        taken = [value[chosen] for value in values]
+        updated = np.where(current == taken[0], taken[1], current) if len(taken) == 2 else combine(current, taken[0])
         before[chosen] = current
         changed = changed or updated.tobytes() != current.tobytes()
         memory[places[chosen]] = updated
     return before, changed
-
-
-def _combined(atomic: Atomic, current: np.ndarray, values: list[np.ndarray]) -> np.ndarray:
-    if atomic.operation == "cas":
-        return np.where(current == values[0], values[1], current)
-    return atomic.combine(current, values[0])
 
 
 def _run_wide(atomic: Atomic, sources: list[int], targets: list[int | None]) -> Run:
@@ -228,20 +238,21 @@ def _run_wide(atomic: Atomic, sources: list[int], targets: list[int | None]) -> 
 
     def run(f, m, cta) -> None:
         addresses = addresses_of(f, m, atomic.base, atomic.offset)
-        numbers = m.numbers
+        changed = False
         for piece in cta.locate(atomic.space, addresses, 16, m):
-            if piece.region.read_only:
-                refuse_write(piece.region, numbers[piece.chosen], int(piece.offsets[0]) + piece.region.base)
+            _in_global(piece, m, vector=False)
             rows = piece.region.view(8, 2)
-            for lane, row in zip(numbers[piece.chosen], piece.offsets >> 4):
+            for lane, row in zip(m.numbers[piece.chosen], piece.offsets >> 4):
                 current = rows[row].copy()
-                if atomic.operation == "exch":
-                    rows[row] = f[sources[0]][lane]
-                elif (current == f[sources[0]][lane]).all():
-                    rows[row] = f[sources[1]][lane]
-                if targets and targets[0] is not None:
+                if atomic.operation == "exch" or (current == f[sources[0]][lane]).all():
+                    rows[row] = f[sources[-1]][lane]
+                    changed = changed or bool((rows[row] != current).any())
+                if targets[0] is not None:
                     f[targets[0]][lane] = current
         cta.machine.counters.bytes[f"{atomic.space} atomic"] += 16 * m.count
-        cta.activity()
+        if changed:
+            cta.activity()
+        else:
+            cta.machine.polls += 1
 
     return run

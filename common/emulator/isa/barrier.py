@@ -172,44 +172,48 @@ class BarrierControl(Control):
             return
         numbers = cta.frame[self.number].astype(np.int64)
         counts = np.full(cta.lanes, -1) if self.count is None else cta.frame[self.count].astype(np.int64)
-        keys = numbers << 32 | counts & 0xFFFF_FFFF
-        chosen = np.unique(keys[path.mask.numbers])
-        self._check_operands(cta, path.mask, numbers, counts, keys)
-        for key in chosen[:-1]:
-            group, rest = path.mask.split_by(keys == key)
-            path.mask = rest
-            self._arrive(cta, cta.fork(path, group, path.segment.index), numbers, counts)
-        self._arrive(cta, path, numbers, counts)
-
-    def _check_operands(self, cta, m: Mask, numbers, counts, keys) -> None:
-        lanes = m.numbers
-        if (numbers[lanes] >= BARRIERS).any():
-            bad = lanes[numbers[lanes] >= BARRIERS]
-            raise BarrierFault(
-                f"barrier {int(numbers[bad[0]])} does not exist: they are 0 to {BARRIERS - 1}", lanes=bad
-            )
-        if self.aligned:
-            rows, present = keys.reshape(-1, WARP), m.lanes.reshape(-1, WARP)
-            torn = np.where(present, rows, rows.max()).min(axis=1) != np.where(present, rows, rows.min()).max(axis=1)
-            if (torn & m.present).any():
-                raise BarrierFault(
-                    f"the lanes of {_warps(torn & m.present)} name different barriers or thread counts",
-                    lanes=np.flatnonzero(m.lanes & np.repeat(torn, WARP)),
-                )
-        if self.count is None:
+        lanes = path.mask.numbers
+        if (numbers[lanes] != numbers[lanes[0]]).any() or (counts[lanes] != counts[lanes[0]]).any():
+            self._arrive_in_groups(cta, path, numbers, counts)
             return
-        for count in np.unique(counts[lanes]).tolist():
-            if count % WARP or not 0 < count <= cta.lanes:
-                raise BarrierFault(
-                    f"a barrier cannot be for {count} threads: the count must be a multiple of {WARP}, from {WARP} to "
-                    f"the {cta.lanes} of the CTA",
-                    lanes=lanes[counts[lanes] == count],
-                )
+        self._check_operands(cta, path.mask, int(numbers[lanes[0]]), int(counts[lanes[0]]))
+        self._arrive(cta, path, int(numbers[lanes[0]]), int(counts[lanes[0]]))
 
-    def _arrive(self, cta, path, numbers: np.ndarray, counts: np.ndarray) -> None:
-        first = int(path.mask.numbers[0])
-        barrier = cta.unit(NamedBarriers).barriers[int(numbers[first])]
-        barrier.arrive(path.mask, self.kind, None if self.count is None else int(counts[first]))
+    def _arrive_in_groups(self, cta, path, numbers: np.ndarray, counts: np.ndarray) -> None:
+        """Warps that name different barriers in a register go on as paths of their own."""
+        rest: Mask | None = path.mask
+        groups = []
+        while rest is not None:
+            first = int(rest.numbers[0])
+            number, count = int(numbers[first]), int(counts[first])
+            group, rest = rest.split_by((numbers == number) & (counts == count))
+            self._check_operands(cta, group, number, count)
+            groups.append((group, number, count))
+        if self.aligned and sum(len(group.warps) for group, _, _ in groups) > len(path.mask.warps):
+            torn = sum(group.present.astype(int) for group, _, _ in groups) > 1
+            raise BarrierFault(
+                f"the lanes of {_warps(torn)} name different barriers or thread counts",
+                lanes=np.flatnonzero(path.mask.lanes & np.repeat(torn, WARP)),
+            )
+        *others, last = groups
+        path.mask = last[0]
+        for group, number, count in others:
+            self._arrive(cta, cta.fork(path, group, path.segment.index), number, count)
+        self._arrive(cta, path, *last[1:])
+
+    def _check_operands(self, cta, m: Mask, number: int, count: int) -> None:
+        if number >= BARRIERS:
+            raise BarrierFault(f"barrier {number} does not exist: they are 0 to {BARRIERS - 1}", lanes=m.numbers)
+        if self.count is not None and (count % WARP or not 0 < count <= cta.lanes):
+            raise BarrierFault(
+                f"a barrier cannot be for {count} threads: the count must be a multiple of {WARP}, from {WARP} to the "
+                f"{cta.lanes} of the CTA",
+                lanes=m.numbers,
+            )
+
+    def _arrive(self, cta, path, number: int, count: int) -> None:
+        barrier = cta.unit(NamedBarriers).barriers[number]
+        barrier.arrive(path.mask, self.kind, None if self.count is None else count)
         if self.vote is not None:
             np.copyto(barrier.votes, cta.frame[self.vote], where=path.mask.lanes)
             barrier.results.append((path.mask.lanes, self.result))
@@ -234,7 +238,8 @@ class BarrierControl(Control):
 
         cta.machine.counters.events["barrier waits"] += len(path.mask.warps)
         cta.block(path, lambda: f"for barrier {barrier.number}: {barrier.progress()}", ready)
-        barrier.waiting.append(path)
+        if self.action != "arrive":
+            barrier.waiting.append(path)
 
 
 @instruction("bar", "barrier")

@@ -1,7 +1,8 @@
 """Bulk copies without a tensor map: `cp{.reduce}.async.bulk` and `cp.async.bulk.prefetch` (PTX ISA 9.7.9.25.4).
 
 Each lane that executes one makes an operation of its own. Copies into shared memory write, then signal their mbarrier;
-copies out of it first read, then write, so that `wait_group.read` can return in between.
+copies out of it first read, then write, so that `wait_group.read` can return in between. PTX says that additions of f32
+flush subnormals; an H200 keeps them, and so does this.
 """
 
 from __future__ import annotations
@@ -158,8 +159,6 @@ def _decode_exchange(inst: Instruction, b: Binder, mods: Modifiers) -> Decoded:
 
     def exchange(f, lane, cta) -> None:
         size, source, target, barrier = _exchange_spans(f, lane, cta, operands)
-        if target.block is cta:
-            raise InvalidAddress("a bulk copy between shared memories needs another CTA as its target", lanes=[lane])
         if poisons(cta):
             poison_bytes(target.bytes(size))
 
@@ -182,6 +181,8 @@ def _exchange_spans(
     size = operands.bytes(f, lane)
     source = shared_span(cta, operands.source(f, lane), size, CHUNK, lane, own=True)
     target = shared_span(cta, operands.target(f, lane), size, CHUNK, lane, own=False)
+    if target.block is cta:  # an H200 stops with an illegal instruction
+        raise InvalidAddress("a bulk operation between shared memories needs another CTA as its target", lanes=[lane])
     barrier = shared_span(cta, operands.barrier(f, lane), BARRIER_BYTES, BARRIER_BYTES, lane, own=False)
     if barrier.block is not target.block:
         raise InvalidAddress("the mbarrier of a bulk operation must be in the CTA it writes to", lanes=[lane])
@@ -252,7 +253,7 @@ def _take_reduction(mods: Modifiers, table: dict[str, tuple[str, ...]]) -> Reduc
     kind = mods.one_of(*table[op])
     if keeps_subnormals != (op == "add" and kind in ("f16", "bf16")):
         raise UnsupportedInstruction(f"{op}.{kind}: .noftz belongs to add of f16 and bf16, and is needed there")
-    return reduction(op, "f32_flushed" if kind == "f32" else kind)
+    return reduction(op, kind)
 
 
 def _reduce_shared(inst: Instruction, b: Binder, combine: Reduction) -> Decoded:

@@ -1,6 +1,7 @@
 """`cp.async`, small asynchronous copies from global to shared memory (PTX ISA 9.7.9.25.3), and the table of all `cp`.
 
-One instruction makes one operation for all lanes that execute it; groups are kept per thread.
+One instruction makes one operation for all lanes that execute it; groups are kept per thread. Copies that are in flight
+when their CTA exits complete all the same: its shared memory goes to nobody else here.
 """
 
 from __future__ import annotations

@@ -23,11 +23,19 @@ SPACES = (
     "shared::cluster",
     "local",
 )
-CACHE = ("ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc")
 SCOPES = ("cta", "cluster", "gpu", "sys")
 POLLING = frozenset(("volatile", "relaxed", "acquire", "mmio"))
-TYPES = ("b8", "u8", "s8", "b16", "u16", "s16", "b32", "u32", "s32", "b64", "u64", "s64", "f16", "f32", "f64", "b128")
-_WHOLE = {"f16": "u16", "f32": "u32", "f64": "u64"}
+TYPES = ("b8", "u8", "s8", "b16", "u16", "s16", "b32", "u32", "s32", "b64", "u64", "s64", "f32", "f64", "b128")
+_WHOLE = {"f32": "u32", "f64": "u64"}
+_EVICTION = ("evict_normal", "evict_unchanged", "evict_first", "evict_last", "no_allocate")
+_HINTS = (
+    "weak", "volatile", "relaxed", "mmio", *SCOPES, *(f"L1::{priority}" for priority in _EVICTION),
+    "L2::evict_normal", "L2::evict_first", "L2::evict_last", "L2::cache_hint",
+)  # fmt: skip
+_LOAD_HINTS = ("acquire", "ca", "cg", "cs", "lu", "cv", "nc", "L2::64B", "L2::128B", "L2::256B", *_HINTS)
+_STORE_HINTS = ("release", "wb", "cg", "cs", "wt", *_HINTS)
+_VECTOR_BYTES = 16
+_WIDE_VECTOR_BYTES = 32  # .v8 of 32-bit and .v4 of 64-bit elements, in global memory
 
 
 class Access(NamedTuple):
@@ -59,20 +67,20 @@ def bind_address(b: Binder, operand: Operand, space: str) -> tuple[str, int | No
         where = b.space_of(operand.base)
         if where == "local_param" or (where == "param" and space == "local"):
             space = "local"
-        return space, b.read(operand.base, "s64" if where not in ("shared",) else "s64"), operand.offset
+        return space, b.read(operand.base, "s64"), operand.offset
     if operand.base.bytes == 4:
         return space, b.read(operand.base, "u32"), operand.offset
     return space, b.read(operand.base, "s64"), operand.offset
 
 
 def addresses_of(f: list, m, base: int | None, offset: int) -> np.ndarray:
-    """Effective addresses of the active lanes, int64."""
+    """Effective addresses of the active lanes, int64. A 32-bit base wraps around at 32 bits."""
     if base is None:
         return np.full(m.count, offset, np.int64)
     selected = f[base][m.index]
-    if selected.dtype != np.int64:
-        selected = selected.astype(np.int64)
-    return selected + offset if offset else selected
+    if selected.dtype == np.int64:
+        return selected + offset if offset else selected
+    return (selected + np.uint32(offset & 0xFFFF_FFFF)).astype(np.int64)
 
 
 def space_modifier(mods: Modifiers) -> str:
@@ -83,18 +91,15 @@ def space_modifier(mods: Modifiers) -> str:
     return {"param::entry": "param", "param::func": "param", "shared::cta": "shared"}.get(space, space)
 
 
-def consume_memory_hints(mods: Modifiers) -> None:
-    """Cache operators, eviction priorities and memory ordering: the emulator's memory is sequentially consistent."""
-    mods.drop("weak", "volatile", "relaxed", "acquire", "release", "mmio", *SCOPES, *CACHE, "unified")
-    mods.drop_prefixed("L1::", "L2::")
-
-
-def _vector(mods: Modifiers, operand: Operand) -> tuple[Operand, ...]:
+def _vector(mods: Modifiers, operand: Operand, kind: str, space: str) -> tuple[Operand, ...]:
     count = mods.optional("v2", "v4", "v8")
     if count is None:
         return operand.items if isinstance(operand, Vector) and len(operand.items) == 1 else (operand,)
     if not isinstance(operand, Vector) or len(operand.items) != int(count[1:]):
         raise UnsupportedInstruction(f".{count} needs a vector of {count[1:]} operands")
+    wide = space in ("global", "generic") and kind != "b128"
+    if size_of(kind) * len(operand.items) > (_WIDE_VECTOR_BYTES if wide else _VECTOR_BYTES):
+        raise UnsupportedInstruction(f".{count}.{kind} is too wide for {space} memory")
     return operand.items
 
 
@@ -108,9 +113,12 @@ def decode_load(inst: Instruction, b: Binder) -> Decoded:
     mods = b.modifiers(inst)
     hint = "L2::cache_hint" in inst.modifiers
     space = space_modifier(mods)
-    consume_memory_hints(mods)
+    if inst.opcode == "ldu" and space not in ("global", "generic"):
+        raise UnsupportedInstruction("ldu reads global memory only")
+    # Hints change no value, and ordering adds nothing: the emulator's memory is sequentially consistent.
+    mods.drop(*_LOAD_HINTS)
     kind = mods.one_of(*TYPES)
-    targets = _vector(mods, inst.operands[0])
+    targets = _vector(mods, inst.operands[0], kind, space)
     mods.done()
     _hint_operand(inst, hint, 2)
     space, base, offset = bind_address(b, inst.operands[1], space)
@@ -182,17 +190,24 @@ def decode_store(inst: Instruction, b: Binder) -> Decoded:
     mods = b.modifiers(inst)
     hint = "L2::cache_hint" in inst.modifiers
     space = space_modifier(mods)
-    consume_memory_hints(mods)
+    if space == "const":
+        raise UnsupportedInstruction("stores to constant memory are illegal")
+    mods.drop(*_STORE_HINTS)
     kind = mods.one_of(*TYPES)
-    sources = _vector(mods, inst.operands[1])
+    sources = _vector(mods, inst.operands[1], kind, space)
     mods.done()
     _hint_operand(inst, hint, 2)
     space, base, offset = bind_address(b, inst.operands[0], space)
     if kind == "b128":
         return _store_wide(b, sources, space, base, offset)
     bits = "u" + str(8 * size_of(kind))
-    slots = [b.read(s, kind if _is_float_literal(s, kind) else bits) for s in sources]
-    return store_from(Access(space, base, offset, size_of(kind), len(slots)), slots)
+    access = Access(space, base, offset, size_of(kind), len(sources))
+    slots = [None if isinstance(s, Sink) else b.read(s, kind if _is_float_literal(s, kind) else bits) for s in sources]
+    if None not in slots:
+        return store_from(access, slots)
+    if access.width != _WIDE_VECTOR_BYTES:
+        raise UnsupportedInstruction("a store leaves out elements (`_`) in the 256-bit forms only")
+    return _store_some(access, slots)
 
 
 def _is_float_literal(operand: Operand, kind: str) -> bool:
@@ -220,6 +235,24 @@ def store_from(access: Access, slots: list[int]) -> Run:
         cta.machine.counters.bytes[label] += width * m.count
         if observable:
             cta.machine.activity += 1
+
+    return store
+
+
+def _store_some(access: Access, slots: list[int | None]) -> Run:
+    """A vector store that leaves memory as it is where a slot is None."""
+    space, base, offset, element, _ = access
+    bits = dtype_of(f"u{8 * element}")
+    label = f"{space} store"
+
+    def store(f, m, cta) -> None:
+        pieces = cta.locate(space, addresses_of(f, m, base, offset), access.width, m)
+        for place, slot in enumerate(slots):
+            if slot is not None:
+                there = [piece._replace(offsets=piece.offsets + place * element) for piece in pieces]
+                scatter(there, element, 1, f[slot][m.index].view(bits), m)
+                cta.machine.counters.bytes[label] += element * m.count
+        cta.activity()
 
     return store
 

@@ -6,8 +6,7 @@ Only the tile mode is implemented.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -81,15 +80,20 @@ class Tile(NamedTuple):
 TileReader = Callable[[list, int, "ThreadBlock"], Tile]
 
 
-@contextmanager
-def _faults() -> Iterator[None]:
-    """What the tensor map module refuses, as faults of the program."""
-    try:
-        yield
-    except TensorMapAccessError as error:
-        raise OutOfBounds(str(error), address=error.address) from None
-    except TensorMapError as error:
-        raise DescriptorFault(str(error)) from None
+class _Faults:
+    """A context in which what the tensor map module refuses becomes a fault of the program."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, TensorMapAccessError):
+            raise OutOfBounds(str(error), address=error.address) from None
+        if isinstance(error, TensorMapError):
+            raise DescriptorFault(str(error)) from None
+
+
+_FAULTS = _Faults()
 
 
 def _take_common(mods: Modifiers) -> int:
@@ -123,7 +127,7 @@ def _bind_tile(b: Binder, operand: Operand, dimensions: int) -> TileReader:
                 lanes=[lane], address=descriptor.global_address,
             )  # fmt: skip
         where = [int(f[slot][lane]) for slot in slots]
-        with _faults():
+        with _FAULTS:
             descriptor.plan.first_unit(where)
         return Tile(descriptor, where, region)
 
@@ -141,7 +145,7 @@ def _read_map(cta: ThreadBlock, address: int, lane: int) -> TensorMapDescriptor:
             address=address,
         )
     span = global_span(cta, address, DESCRIPTOR_BYTES, MAP_ALIGNMENT, lane, writes=False)
-    with _faults():
+    with _FAULTS:
         return TensorMapDescriptor.from_bytes(span.bytes(DESCRIPTOR_BYTES).tobytes())
 
 
@@ -226,7 +230,7 @@ def _delivery(tile: Tile, target: SharedSpan, barrier: SharedSpan, size: int) ->
 
     def deliver() -> None:
         require_receiver(target.block, "a tensor copy")
-        with _faults():
+        with _FAULTS:
             load_tile(*tile[:2], tile.region.data, tile.region.base, target.block.shared.data, target.offset)
         signal(barrier, size)
 
@@ -255,11 +259,11 @@ def _decode_store(inst: Instruction, b: Binder, mods: Modifiers, dimensions: int
         source = _tile_span(cta, pointer(f, lane), tile, lane, own=True)
         _check_writable(tile, lane)
         if poisons(cta):
-            with _faults():
+            with _FAULTS:
                 store_tile(*tile[:2], tile.region.data, tile.region.base, _POISON_BOX, 0)
 
         def write(data: np.ndarray) -> None:
-            with _faults():
+            with _FAULTS:
                 store_tile(*tile[:2], tile.region.data, tile.region.base, data, source.offset % SWIZZLE_PERIOD)
 
         issue_store(issuer, cta, lane, "TMA store", _reader(cta, tile, source), write, f"{source} to {tile}")
@@ -311,7 +315,7 @@ def decode_tensor_reduction(inst: Instruction, b: Binder) -> Decoded:
         _check_writable(tile, lane)
 
         def write(data: np.ndarray) -> None:
-            with _faults():
+            with _FAULTS:
                 reduce_tile(*tile[:2], tile.region.data, tile.region.base, data, source.offset % SWIZZLE_PERIOD, op)
 
         issue_store(issuer, cta, lane, "TMA reduction", _reader(cta, tile, source), write, f"{source} into {tile}")

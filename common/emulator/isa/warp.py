@@ -40,6 +40,8 @@ def bind_members(b: Binder, operand: Operand) -> int | None:
 
 def check_members(members: np.ndarray, m: Mask) -> None:
     """Raises DivergenceFault for lanes outside their own membermask and for membermasks that overlap but differ."""
+    if (members[m.index] == FULL).all():
+        return
     lanes = np.arange(members.size, dtype=np.uint32) % WARP
     outside = m.lanes & (members >> lanes & 1 == 0)
     if outside.any():

@@ -20,6 +20,7 @@ class Operation:
     """One asynchronous operation in flight.
 
     `steps` run in order, each at a moment of its own. `after` lists operations that must have finished first.
+    A `lazy` one takes its time: under `late` it completes after all others, the latest one first.
     `detail` says in words what is under way ("64x128 tile of tensor map A to shared 0x400"), for deadlock reports.
     """
 
@@ -29,6 +30,7 @@ class Operation:
     place: Place | None = None
     after: tuple[Operation, ...] = ()
     position: int = 0
+    lazy: bool = False
     tags: dict[str, object] = field(default_factory=dict)
 
     @property
@@ -41,7 +43,7 @@ class Operation:
 
     @property
     def eligible(self) -> bool:
-        return all(operation.finished for operation in self.after)
+        return not self.after or all(operation.finished for operation in self.after)
 
 
 class Events:
@@ -64,15 +66,26 @@ class Events:
 
     def advance(self) -> bool:
         """Runs one step of one eligible operation: the oldest, or under `random` any. False when there is none."""
-        candidates = [operation for operation in self.pending if operation.eligible]
-        if not candidates:
+        operation = self._choose()
+        if operation is None:
             return False
-        operation = self._random.choice(candidates) if self.schedule == "random" else candidates[0]
         self._step(operation)
         if operation.finished:
             self.pending.remove(operation)
             self._release_early()
         return True
+
+    def _choose(self) -> Operation | None:
+        if self.schedule != "random":
+            return self._oldest() or self._latest_lazy()
+        candidates = [operation for operation in self.pending if operation.eligible]
+        return self._random.choice(candidates) if candidates else None
+
+    def _oldest(self) -> Operation | None:
+        return next((operation for operation in self.pending if not operation.lazy and operation.eligible), None)
+
+    def _latest_lazy(self) -> Operation | None:
+        return next((operation for operation in reversed(self.pending) if operation.lazy and operation.eligible), None)
 
     def _release_early(self) -> None:
         """Under `early`, operations that only waited for an earlier one complete as soon as it has."""

@@ -129,7 +129,7 @@ def special_register(name: str, block: ThreadBlock) -> np.ndarray:
     values = {
         "warpid": lane // WARP,
         "nwarpid": launch.limits.warps_per_sm,
-        "smid": block.cluster.first_sm + block.rank,
+        "smid": block.sm,
         "nsmid": launch.limits.sm_count,
         "gridid": 0,
         "is_explicit_cluster": int(launch.explicit_cluster),

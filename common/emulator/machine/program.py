@@ -11,6 +11,7 @@ from common.emulator.faults import LaunchError, Place, UnsupportedInstruction
 from common.emulator.isa import load_families
 from common.emulator.isa.binder import Binder, FrameLayout
 from common.emulator.isa.registry import Collective, Control, Run, decoder_of
+from common.emulator.machine.scoreboard import guard_loads
 from common.emulator.ptx.flow import convergence_order
 from common.emulator.ptx.module import Function, Instruction, Module, Symbol
 
@@ -82,6 +83,7 @@ class Compiler:
                 self._function(self.module.functions[name])
         self._refuse_recursion()
         self._link()
+        guard_loads(self.segments, [self._successors(segment) for segment in self.segments], self.function_entries)
         self.local_bytes = -(-self.local_bytes // 16) * 16
         return Program(
             self.module, kernel, self.segments, self.function_entries[kernel.name], self.function_entries,

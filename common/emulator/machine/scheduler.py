@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from common.emulator.faults import Deadlock, LaunchError, ranges
+from common.emulator.machine.cluster_queue import ClusterQueue
 from common.emulator.machine.counters import Counters
 from common.emulator.machine.events import Events
 from common.emulator.machine.frames import FramePool
@@ -60,29 +61,41 @@ class Launch:
     def clusters(self) -> tuple[int, int, int]:
         return tuple(g // c for g, c in zip(self.grid, self.cluster))
 
+    def first_cta(self, cluster: int) -> tuple[int, int, int]:
+        """%ctaid of the CTA of rank 0 of a cluster."""
+        nx, ny, _ = self.clusters
+        place = (cluster % nx, cluster // nx % ny, cluster // (nx * ny))
+        return tuple(p * extent for p, extent in zip(place, self.cluster))
+
     def resident_clusters(self) -> int:
-        """How many clusters the SMs hold at once, by warps, CTAs, SMEM and registers where the kernel fixes them."""
+        """How many clusters the SMs hold at once, by warps, CTAs, SMEM and registers where the kernel fixes them.
+
+        A cluster of n CTAs takes n neighbouring SMs, so that the CTAs of a pair have an SM each.
+        """
         warps = -(-self.threads // WARP)
         per_sm = min(
             self.limits.ctas_per_sm,
             self.limits.warps_per_sm // warps,
             self.limits.shared_per_sm // max(self.shared_size, 1),
         )
-        return max(per_sm * self.limits.sm_count // self.cluster_size, 1)
+        return max(per_sm, 1) * self.sm_groups
+
+    @property
+    def sm_groups(self) -> int:
+        """How many clusters stand side by side."""
+        return max(self.limits.sm_count // self.cluster_size, 1)
 
 
 class Cluster:
     """CTAs that run at the same time and see one another's shared memory."""
 
-    def __init__(self, machine: Machine, number: int) -> None:
+    def __init__(self, machine: Machine, number: int, first_sm: int) -> None:
         launch = machine.launch
         self.number = number
-        self.first_sm = number * launch.cluster_size % launch.limits.sm_count
+        self.first_sm = first_sm
         self.blocks: list[ThreadBlock] = []
-        cx, cy, cz = launch.cluster
-        nx, ny, _ = launch.clusters
-        x, y, z = number % nx, number // nx % ny, number // (nx * ny)
-        self.origin = (x * cx, y * cy, z * cz)
+        cx, cy, _ = launch.cluster
+        self.origin = launch.first_cta(number)
         for rank in range(launch.cluster_size):
             place = (rank % cx, rank // cx % cy, rank // (cx * cy))
             self.blocks.append(ThreadBlock(machine, self, rank, tuple(o + p for o, p in zip(self.origin, place))))
@@ -161,8 +174,9 @@ class Machine:
         self.parameters: dict[str, int] = {}
         self.shared_layout: dict[tuple[str, str], int] = {}
         self.clusters: list[Cluster] = []
-        self.next_cluster = 0
-        self.total_clusters = int(np.prod(launch.clusters))
+        self.queue = ClusterQueue(launch)
+        self.finished_blocks = 0
+        self.progress: Callable[[int, int], None] | None = None
         self.frames: FramePool
         self._expired_at = -1
         self._fruitless = 0
@@ -255,11 +269,10 @@ class Machine:
         return False
 
     def _start_cluster(self) -> bool:
-        if self.next_cluster >= self.total_clusters or len(self.clusters) >= self.launch.resident_clusters():
+        place = self.queue.start()
+        if place is None:
             return False
-        cluster = Cluster(self, self.next_cluster)
-        self.next_cluster += 1
-        self.clusters.append(cluster)
+        self.clusters.append(Cluster(self, *place))
         self.activity += 1
         return True
 
@@ -267,8 +280,13 @@ class Machine:
         """Called by a CTA whose last lane has exited."""
         self.counters.add_block(block)
         self.frames.release(block.slot)
+        self.finished_blocks += 1
+        if self.progress is not None:
+            running = self.queue.total - self.queue.cancelled
+            self.progress(self.finished_blocks, running * self.launch.cluster_size)
         if block.cluster.finished:
             self.clusters.remove(block.cluster)
+            self.queue.finish(block.cluster.first_sm)
 
     def _expire_waits(self) -> bool:
         """Nothing can run: waits that end by themselves do. If that changes nothing repeatedly, it is a deadlock."""

@@ -28,12 +28,14 @@ from common.emulator.machine.memory import (
     shared_offsets,
 )
 from common.emulator.machine.program import Diverged, Segment
+from common.emulator.machine.scoreboard import Stalled
 
 if TYPE_CHECKING:
     from common.emulator.machine.scheduler import Cluster, Machine
 
 TURN = 4096  # segments a path runs before others of its CTA and other CTAs get a turn
 SHORT_TURN = 64  # the same for a path known to wait in a loop
+WATCHED = 64  # turns that a place is watched before another one is, in case the path has left it
 POLL_COST = 64  # segments that a read of memory others may write (volatile, acquire, a failed CAS) takes off a turn
 NO_HORIZON = 1 << 62
 FOR_LANES = "for other lanes of its warp to reach the same instruction"
@@ -105,6 +107,7 @@ class ThreadBlock:
         self.cluster = cluster
         self.rank = rank
         self.ctaid = ctaid
+        self.sm = cluster.first_sm + rank
         self.threads = launch.threads
         self.lanes = -(-self.threads // WARP) * WARP
         self.program = machine.program
@@ -113,6 +116,7 @@ class ThreadBlock:
         self.alive = np.arange(self.lanes) < self.threads
         self.everyone = Mask(self.alive.copy())
         self._units: dict[Any, Any] = {}
+        self.at_exit: list[Callable[[], None]] = []  # what the CTA's hardware checks when its last lane has exited
         self.slot = machine.frames.acquire(self)
         self.frame = self.slot.arrays
         self.runnable: list[Path] = []
@@ -357,6 +361,8 @@ class ThreadBlock:
         path.done = True
         self.activity()
         if self.finished:
+            for check in self.at_exit:
+                check()
             self.machine.block_finished(self)
 
     def wake(self, expired: bool = False) -> bool:
@@ -423,6 +429,9 @@ class ThreadBlock:
         except Diverged:
             position = len(segment.ops) - ops.__length_hint__() - 1
             return self._meet(path, segment, position) and self._run_ops(path, segment)
+        except Stalled as stalled:
+            self._stall(path, len(segment.ops) - ops.__length_hint__() - 1, stalled)
+            return False
         except EmulatorError as error:
             position = len(segment.ops) - ops.__length_hint__() - 1
             raise error.at(self._place(segment, position, error.lanes or mask.numbers)) from None
@@ -465,9 +474,8 @@ class ThreadBlock:
         Returns whether any warp is complete; `path` then holds those warps and stands after the instruction.
         """
         path.index = position
-        for other in [
-            p for p in self.blocked if p.position == (path.group, segment.index, position, False, path.stack)
-        ]:
+        place = (path.group, segment.index, position, False, path.stack)
+        for other in [p for p in self.blocked if p.wait.awaited is not None and p.position == place]:
             self.blocked.remove(other)
             path.mask = path.mask.union(other.mask)
         complete = np.zeros(self.lanes, bool)
@@ -499,6 +507,15 @@ class ThreadBlock:
                 raise error.at(self._place(path.segment, position, error.lanes or np.flatnonzero(lanes))) from None
         return lanes
 
+    def _stall(self, path: Path, position: int, stalled: Stalled) -> None:
+        """The path waits in front of an instruction whose registers are not there yet."""
+        if position == 0:
+            self.executed[path.segment.index] -= path.mask.present  # the segment starts over
+        path.index = position
+        path.wait = Wait(lambda: stalled.reason, stalled.ready, retry=True)
+        self.runnable.remove(path)
+        self.blocked.append(path)
+
     def _wait_for_lanes(self, path: Path, position: int, diverged: Diverged) -> None:
         waiting = Path(path.segment, Mask(diverged.waiting), path.group, path.stack)
         waiting.index = position
@@ -511,8 +528,9 @@ class ThreadBlock:
         path.turns += 1
         self.machine.turn_over = True
         if self.machine.activity == before:
-            path.watch = (path.segment, self._checksum(path))
-            path.seen = -1  # the loop is to come round once more before it counts as stuck
+            if path.watch is None or path.turns % WATCHED == 0:
+                path.watch = (path.segment, self._checksum(path))
+                path.seen = -1  # the loop is to come round once more before it counts as stuck
             path.turn = SHORT_TURN
         else:
             path.watch = None

@@ -178,6 +178,30 @@ def test_lanes_of_a_warp_may_come_to_an_unaligned_barrier_from_different_places(
 
 
 @each_schedule
+def test_lanes_of_a_warp_may_announce_themselves_from_different_places(schedule: str) -> None:
+    """The first lanes of warp 0 to come wait for the rest of their warp, and go on before the barrier completes."""
+    source = """
+    extern "C" __global__ void k(int* out) {
+      __shared__ volatile int flag;
+      if (threadIdx.x == 0) flag = 0;
+      __syncthreads();
+      if (threadIdx.x < 9) {
+        asm volatile("barrier.arrive 2, 64;" ::: "memory");
+        flag = 1;
+      } else if (threadIdx.x < 32) {
+        asm volatile("barrier.arrive 2, 64;" ::: "memory");
+      } else {
+        while (flag == 0) { }
+        asm volatile("barrier.sync 2, 64;" ::: "memory");
+      }
+      out[threadIdx.x] = 1;
+    }"""
+    out = np.zeros(64, np.int32)
+    launch(source, out, schedule=schedule)
+    assert out.all()
+
+
+@each_schedule
 def test_a_path_that_spins_with_a_counter_lets_woken_warps_run(schedule: str) -> None:
     """Warp 1 counts while it waits for a flag that warp 0 sets only after a barrier has let it go."""
     source = """
@@ -406,6 +430,22 @@ def test_a_guarded_barrier_that_is_uniform_in_each_warp(schedule: str) -> None:
     mov.b32 %d, 1;
     """
     assert run_lanes(body, {}, {"d": "u32"}, lanes=96, schedule=schedule)["d"].tolist() == [1] * 96
+
+
+@each_schedule
+def test_a_loop_over_several_flags_that_nobody_sets(schedule: str) -> None:
+    source = """
+    extern "C" __global__ void k() {
+      __shared__ volatile int flags[3];
+      if (threadIdx.x < 3) flags[threadIdx.x] = 0;
+      __syncthreads();
+      if (threadIdx.x == 40) while (!(flags[0] || flags[1] || flags[2])) { }
+      __syncthreads();
+    }"""
+    text = failure(Deadlock, source, schedule=schedule)
+    assert "warp 1, thread 40 waits in a loop that polls memory nobody changes" in text
+    assert "warp 0 waits for barrier 0: 1 of 2 warps have arrived, warp 1 missing" in text
+    assert "warp 1, threads 32-39, 41-63 wait for other lanes" in text
 
 
 @each_schedule

@@ -305,9 +305,10 @@ def test_leaving_before_a_copy_to_the_next_cta_is_complete_faults() -> None:
         exchange(COPY, numbers(512).reshape(2, 256), 2, "late", wait=False)
 
 
-def test_a_copy_to_the_own_shared_memory_faults() -> None:
+@pytest.mark.parametrize("instruction", [COPY, COPY.replace("cp.async", "cp.reduce.async") + ".add.u32"])
+def test_the_own_shared_memory_as_target_faults(instruction: str) -> None:
     with pytest.raises(InvalidAddress, match="another CTA"):
-        exchange(COPY, numbers(256).reshape(1, 256), 1, "late")
+        exchange(instruction, numbers(256).reshape(1, 256), 1, "late")
 
 
 SHARED_REDUCTIONS = {
@@ -404,13 +405,32 @@ def test_bfloat_reductions_into_global_memory(form: str, operation: np.ufunc) ->
     np.testing.assert_array_equal(reduce(f"{form}.bf16", old, new), bfloat(operation(widened(old), widened(new))))
 
 
-def test_subnormals_survive_half_additions_and_not_float_ones() -> None:
-    tiny = np.full(1024, 3, np.uint16).view(np.float16)
-    np.testing.assert_array_equal(reduce("add.noftz.f16", tiny, tiny), tiny + tiny)
-    small = np.full(512, 3, np.uint32).view(np.float32)
-    old = np.where(np.arange(512) % 2, np.float32(1.0), -small)
-    result = reduce("add.f32", old, small)
-    assert (result[1::2] == 1.0).all() and (result[::2] == 0).all()
+# Bits of (old, new, result) that an H200 gave.
+MEASURED = {
+    "add.f32": [
+        (0x00000003, 0x00000003, 0x00000006),
+        (0x80000003, 0x00000003, 0x00000000),
+        (0x00C00000, 0x80800000, 0x00400000),
+        (0x7FC01234, 0x00000000, 0x7FFFFFFF),
+        (0x3F800000, 0xFF800001, 0x7FFFFFFF),
+    ],
+    "add.noftz.f16": [
+        (0x0001, 0x0001, 0x0002), (0xFC01, 0x0000, 0x7FFF), (0x7E12, 0x7C00, 0x7FFF), (0x0000, 0x8000, 0x0000),
+    ],
+    "add.noftz.bf16": [(0x0001, 0x0001, 0x0002), (0xFF81, 0x0000, 0x7FFF), (0x7FC1, 0x0000, 0x7FFF)],
+    "min.f16": [
+        (0x0000, 0x8000, 0x8000), (0x7E01, 0x7E02, 0x7FFF), (0x8000, 0x0000, 0x8000), (0x7C00, 0x7E01, 0x7C00),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", MEASURED)
+def test_subnormals_and_nans_are_as_on_an_h200(form: str) -> None:
+    kind = np.uint32 if form.endswith("f32") else np.uint16
+    table = np.array(MEASURED[form], kind)
+    old, new = (np.resize(table[:, place], 2048 // np.dtype(kind).itemsize) for place in (0, 1))
+    result = reduce(form, old, new)
+    np.testing.assert_array_equal(result, np.resize(table[:, 2], result.size))
 
 
 @pytest.mark.parametrize(

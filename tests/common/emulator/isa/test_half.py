@@ -131,15 +131,15 @@ def test_min_max(opcode, nan, xorsign, kind, ftz):
     check(run(name, *columns), wanted, kind, *columns)
 
 
-def test_tanh_keeps_its_bounds():
-    for kind, bound in (("f16", 2.0**-10.987), ("bf16", 2.0**-8)):
-        values = values_of(EVERY, kind)
-        result = run(f"tanh.approx.{kind}", EVERY)
-        finite = np.isfinite(values)
-        assert (np.abs(values_of(result, kind) - np.tanh(values))[finite] <= bound).all()
-        special = {0: 0, 0x8000: 0x8000, INFINITY[kind]: None, NAN: NAN}
-        assert [int(result[x]) for x, y in special.items() if y is not None] == [0, 0x8000, NAN]
-        assert values_of(result, kind)[[INFINITY[kind], INFINITY[kind] | 0x8000]].tolist() == [1, -1]
+@pytest.mark.parametrize(("kind", "bound"), [("f16", 2.0**-10.987), ("bf16", 2.0**-8)])
+def test_tanh_keeps_its_bounds(kind, bound):
+    values = values_of(EVERY, kind)
+    result = run(f"tanh.approx.{kind}", EVERY)
+    number = ~np.isnan(values)
+    assert (np.abs(values_of(result, kind) - np.tanh(values))[number] <= bound).all()
+    assert result[[0, 0x8000]].tolist() == [0, 0x8000]
+    assert values_of(result, kind)[[INFINITY[kind], INFINITY[kind] | 0x8000]].tolist() == [1, -1]
+    assert set(result[~number].tolist()) == {NAN}
 
 
 @pytest.mark.parametrize(("name", "bound"), [("ex2.approx.f16", 2.0**-9.9), ("ex2.approx.ftz.bf16", 2.0**-7)])

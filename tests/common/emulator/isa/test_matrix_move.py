@@ -53,7 +53,7 @@ def load(form: str, registers: int, rows: np.ndarray, pick: np.ndarray, *, addre
 
 
 def store(form: str, values: np.ndarray, pick: np.ndarray, *, schedule: str = "early") -> np.ndarray:
-    """Rows (lanes, 16 bytes) of shared memory, zero before, after `form` stored registers `values` (registers, lanes)."""
+    """Rows (lanes, 16 bytes) of shared memory, zero at first, once `form` has stored `values` (registers, lanes)."""
     inputs = {f"s{i}": ("u32", row) for i, row in enumerate(values)} | {"pick": ("u32", pick)}
     sources = ", ".join(f"%s{i}" for i in range(len(values)))
     body = f"""{PLACES}
@@ -153,7 +153,7 @@ def test_stmatrix_m8n8_undoes_ldmatrix(count: int, transposed: bool, schedule: s
 
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_stmatrix_m16n8(count: int) -> None:
-    """A lane's four bytes: row l / 4 of columns 2 * (l % 4) and + 1, then row l / 4 + 8; columns lie along memory rows."""
+    """A lane's bytes: row l / 4 of columns 2 * (l % 4) and + 1, then row l / 4 + 8; columns lie along memory rows."""
     pick = shuffled_rows(count + 2)
     values = np.random.default_rng(count).integers(0, 1 << 32, (count, 32 * WARPS), np.uint64).astype(np.uint32)
     rows = store(f"stmatrix.sync.aligned.m16n8.x{count}.trans.shared.b8", values, pick)

@@ -400,6 +400,32 @@ def test_a_clipped_reduction(schedule: str) -> None:
     np.testing.assert_array_equal(out, expected)
 
 
+@each_schedule
+@pytest.mark.parametrize("offset", [0, 128, 640])
+@pytest.mark.parametrize(("instruction", "factor"), [("", 1), ("add", 2)])
+def test_swizzled_sources_anywhere_in_the_period(schedule: str, offset: int, instruction: str, factor: int) -> None:
+    source = r"""
+    KERNEL(MAP in, MAP out, u32 offset) {
+      extern __shared__ __align__(1024) u8 pool[];
+      __shared__ u64 bar;
+      init(smem(&bar), 1);
+      fence();
+      expect(smem(&bar), 4096);
+      tile_load(smem(pool) + offset, in, 0, 0, smem(&bar));
+      wait(smem(&bar), 0);
+      asm volatile("INSTRUCTION [%0, {%1, %1}], [%2];" :: "l"(&out), "r"(0), "r"(smem(pool) + offset) : "memory");
+      drain();
+    }"""
+    reduction = f"cp.reduce.async.bulk.tensor.2d.global.shared::cta.{instruction}.bulk_group"
+    text = source.replace("INSTRUCTION", reduction if instruction else PLAIN)
+    data = np.arange(2048, dtype=np.uint16).reshape(32, 64).view(np.float16)
+    data = np.where(np.isfinite(data), data, np.float16(1)).astype(np.float16)
+    out = data.copy() if instruction else np.zeros_like(data)
+    maps = (map_2d(array, (32, 64), swizzle="128B") for array in (data, out))
+    launch(text, *maps, offset, block=1, shared=8192, schedule=schedule)
+    np.testing.assert_array_equal(out, factor * data)
+
+
 def test_a_reduction_the_type_does_not_take_faults() -> None:
     with pytest.raises(DescriptorFault, match="reduction xor"):
         reduce("xor", np.ones((8, 32), np.float32), np.ones((8, 32), np.float32), "late")

@@ -1,0 +1,119 @@
+"""How fast the emulator is on this machine: `make bench-emulator`. Figures are reported, never asserted.
+
+Each case is a small program in PTX, so that it measures the emulator alone: no compiler, no torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+import tracemalloc
+from collections.abc import Callable
+
+import numpy as np
+from tabulate import tabulate
+
+from common.emulator import Emulator, TensorMap
+
+HEADER = ".version 8.6\n.target sm_100a\n.address_size 64\n"
+SCHEDULES = ("late", "early", "random")
+
+
+def _seconds(launch: Callable[[], object]) -> float:
+    """Time of the second launch: the first one also parses and decodes the program."""
+    launch()
+    start = time.perf_counter()
+    launch()
+    return time.perf_counter() - start
+
+
+def arithmetic(schedule: str) -> tuple[str, str]:
+    """Straight-line integer and float arithmetic of one warpgroup (128 threads)."""
+    repeat = 200
+    lines = []
+    for place in range(100):
+        a, b = place % 8, (place + 3) % 8
+        lines.append(f"mad.lo.s32 %r{a}, %r{b}, %r{a}, %r{b};" if place % 2 else f"add.f32 %f{a}, %f{b}, %f{a};")
+    body = "\n".join(lines)
+    ptx = f"""{HEADER}
+    .visible .entry k() {{
+      .reg .b32 %r<8>; .reg .f32 %f<8>; .reg .b32 %n; .reg .pred %p;
+      {" ".join(f"mov.u32 %r{i}, %tid.x; mov.f32 %f{i}, 0f3F800000;" for i in range(8))}
+      mov.u32 %n, {repeat};
+      LOOP: {body}
+      sub.u32 %n, %n, 1; setp.ne.u32 %p, %n, 0; @%p bra LOOP;
+      ret;
+    }}"""
+    run = Emulator(schedule).launch(ptx, "k", grid=1, block=128)
+    count = run.counters.warp_instructions
+    seconds = _seconds(lambda: Emulator(schedule).launch(ptx, "k", grid=1, block=128))
+    return f"{count:,} warp-instructions of 4 warps", f"{count / seconds / 1e6:.2f} M warp-instructions/s"
+
+
+def tensor_copies(schedule: str) -> tuple[str, str]:
+    """TMA loads and stores of 16 KB tiles (128 rows of 128 bytes, 128B swizzle), one in flight at a time."""
+    tiles = 512
+    ptx = f"""{HEADER}
+    .extern .shared .align 1024 .b8 pool[];
+    .visible .entry k(.param .align 64 .b8 source[128], .param .align 64 .b8 target[128]) {{
+      .reg .b32 %s; .reg .b32 %bar; .reg .b32 %row; .reg .b32 %zero; .reg .b32 %parity; .reg .pred %p;
+      .reg .b64 %from; .reg .b64 %to;
+      mov.b64 %from, source; mov.b64 %to, target;
+      mov.u32 %s, pool; add.u32 %bar, %s, 16384; mov.u32 %zero, 0; mov.u32 %row, 0; mov.u32 %parity, 0;
+      mbarrier.init.shared::cta.b64 [%bar], 1;
+      LOOP: mbarrier.arrive.expect_tx.shared::cta.b64 _, [%bar], 16384;
+      cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%s], [%from, {{%zero, %row}}], [%bar];
+      WAIT: mbarrier.try_wait.parity.shared::cta.b64 %p, [%bar], %parity; @!%p bra WAIT;
+      xor.b32 %parity, %parity, 1;
+      cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%to, {{%zero, %row}}], [%s];
+      cp.async.bulk.commit_group; cp.async.bulk.wait_group.read 0;
+      add.u32 %row, %row, 128; setp.lt.u32 %p, %row, {128 * tiles}; @%p bra LOOP;
+      cp.async.bulk.wait_group 0;
+      ret;
+    }}"""
+    source = np.random.default_rng(0).integers(0, 1 << 16, (128 * tiles, 64), dtype=np.uint16)
+    target = np.zeros_like(source)
+
+    def tensor_map(array: np.ndarray) -> TensorMap:
+        return TensorMap("uint16", array, [64, 128 * tiles], [128], [64, 128], swizzle="128B")
+
+    def launch() -> None:
+        maps = [tensor_map(source), tensor_map(target)]
+        Emulator(schedule).launch(ptx, "k", grid=1, block=1, shared_bytes=16384 + 8, args=maps)
+
+    seconds = _seconds(launch)
+    if not np.array_equal(source, target):
+        raise AssertionError("the copy is wrong")
+    moved = 2 * source.nbytes
+    return f"{moved / 2**20:.0f} MiB by TMA, loads and stores", f"{moved / seconds / 1e9:.2f} GB/s"
+
+
+def launches(schedule: str) -> tuple[str, str]:
+    """Memory of a launch of many CTAs over that of a tenth as many."""
+    ptx = f"""{HEADER}
+    .visible .entry k() {{ .reg .b32 %r<2>; mov.u32 %r0, %ctaid.x; add.u32 %r1, %r0, 1; ret; }}"""
+    peaks = []
+    start = time.perf_counter()
+    for grid in (1000, 10000):
+        tracemalloc.start()
+        Emulator(schedule).launch(ptx, "k", grid=grid, block=256)
+        peaks.append(tracemalloc.get_traced_memory()[1] / 2**20)
+        tracemalloc.stop()
+    seconds = time.perf_counter() - start
+    return "10,000 CTAs of 256 threads", f"{peaks[1]:.1f} MiB peak (1,000 CTAs: {peaks[0]:.1f}), {seconds:.1f} s both"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--schedule", choices=SCHEDULES, help="only this schedule (default: late and early)")
+    chosen = parser.parse_args().schedule
+    rows = []
+    for case in (arithmetic, tensor_copies, launches):
+        for schedule in (chosen,) if chosen else SCHEDULES[:2]:
+            what, figure = case(schedule)
+            rows.append((case.__name__.replace("_", " "), schedule, what, figure))
+    print(tabulate(rows, headers=("case", "schedule", "what", "measured on this CPU")))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""Runs a case on the emulator."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from common.emulator import Emulator, TensorMap
+from tests.golden.case import Case, Map
+
+
+def run_emulated(case: Case, schedule: str = "late") -> list[np.ndarray | None]:
+    """The buffers, by argument number, after the launch."""
+    memory = case.initial_memory()
+    args = [
+        _tensor_map(argument, memory) if isinstance(argument, Map) else argument if held is None else held
+        for argument, held in zip(case.args, memory)
+    ]
+    Emulator(schedule).launch(
+        case.ptx,
+        case.kernel,
+        grid=case.grid,
+        block=case.block,
+        cluster=case.cluster if case.cluster > 1 else None,
+        shared_bytes=case.shared_bytes,
+        args=args,
+    )
+    return memory
+
+
+def _tensor_map(m: Map, memory: list[np.ndarray | None]) -> TensorMap:
+    return TensorMap(
+        m.dtype,
+        memory[m.buffer],
+        m.dims,
+        m.strides,
+        m.box,
+        m.element_strides,
+        m.offset,
+        interleave=m.interleave,
+        swizzle=m.swizzle,
+        oob_fill=m.oob_fill,
+    )
