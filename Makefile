@@ -57,7 +57,7 @@ sass-%: $(READY)
 	@$(RUN) -m common sass $* $(ARGS)
 
 test: $(READY)
-	@$(RUN) -m pytest $(ARGS)
+	@$(RUN) -m pytest -n auto $(ARGS)
 
 lint: $(READY)
 	@$(RUN) -m ruff check .

@@ -10,7 +10,7 @@ it needs for that: lanes of one warp, then more warps, then more CTAs. Its sum c
     level    who                    how the sum gets there            what must be waited for
     lane     one thread             registers                         nothing
     warp     32 lanes               shuffles, register to register    nothing: a shuffle waits for its lanes
-    CTA      up to 16 warps         SMEM                              the CTA's barrier
+    CTA      up to 8 warps          SMEM                              the CTA's barrier
     cluster  up to 8 CTAs           the SMEM of other CTAs (DSMEM)    the cluster's barrier
     grid     everyone else          never: rows need nothing of one another
 
@@ -33,12 +33,10 @@ from common.harness import BadSize, Config, Size, Stage, Tolerance, run_stage
 EPS = 1e-6
 
 LANES = 32  # of a warp: the hardware's number, not ours
-WARPS = 16  # of a CTA, whose 512 threads of at most 64 registers take half of an SM: one waits, the other loads
+WARPS = 8  # of a CTA. The registers of an SM hold two such CTAs or more: while one waits, the others load
 MAX_CLUSTER = 8  # CTAs of a cluster: the most that every GPU with clusters takes
-VECTOR_BYTES = (
-    16  # the widest load of one lane; a warp's 32 of them are 512 contiguous bytes, four full L2 sectors each
-)
-LANE_BYTES = 64  # of x that a lane keeps in registers: four vector loads in flight at once
+VECTOR_BYTES = 16  # the widest load of one lane; the 32 of a warp make 512 contiguous bytes
+LANE_BYTES = 128  # of x that a lane keeps in registers: eight vector loads in flight at once
 
 
 @dataclass(frozen=True)
@@ -58,14 +56,11 @@ def split_row(cols: int, itemsize: int) -> Split:
     # loads, one of 4098 float32 8-byte loads, one of 4097 goes element by element. Coalescing survives (32 neighbours
     # are still fetched together), but each instruction moves less.
     vector = gcd(cols, VECTOR_BYTES // itemsize)
-    strip = LANES * vector  # what a warp reads in one instruction
-    per_warp = strip * (LANE_BYTES // (vector * itemsize))
-    warps = 1
-    while warps < WARPS and warps * per_warp < cols:
-        warps *= 2
-    cluster = min(-(-cols // (warps * per_warp)), MAX_CLUSTER)
-    chunks = -(-cols // (cluster * warps * per_warp))
-    vectors = -(-cols // (chunks * cluster * warps * strip))
+    per_warp = LANES * LANE_BYTES // itemsize
+    cluster = min(-(-cols // (WARPS * per_warp)), MAX_CLUSTER)
+    chunks = -(-cols // (cluster * WARPS * per_warp))
+    warps = -(-cols // (chunks * cluster * per_warp))
+    vectors = -(-cols // (chunks * cluster * warps * LANES * vector))
     return Split(vector, vectors, warps, cluster, chunks)
 
 
@@ -85,7 +80,6 @@ def make_kernel(config: Config):
     @T.prim_func
     def rmsnorm(X: T.Buffer((rows, cols), dtype), W: T.Buffer((cols,), dtype), Y: T.Buffer((rows, cols), dtype)):
         T.device_entry()
-        T.attr({"tirx.launch_bounds_min_blocks_per_sm": 2})
         cta = T.cta_id([TILES * CLUSTER])
         rank = T.cta_id_in_cluster([CLUSTER])
         warp = T.warp_id([CTA_WARPS])

@@ -31,21 +31,15 @@ from common.harness import BadSize, Config, Size, Stage, Tolerance, run_stage
 EPS = 1e-6
 
 LANES = 32  # of a warp: the hardware's number, not ours
-WARPS = 16  # of a CTA that compute
+WARPS = 8  # of a CTA. The registers of an SM hold two such CTAs or more: while one waits, the others load
 MAX_CLUSTER = 8  # CTAs of a cluster: the most that every GPU with clusters takes
-VECTOR_BYTES = (
-    16  # the widest load of one lane; a warp's 32 of them are 512 contiguous bytes, four full L2 sectors each
-)
-LANE_BYTES = 128  # of x that a lane keeps in registers
+VECTOR_BYTES = 16  # the widest load of one lane; the 32 of a warp make 512 contiguous bytes
+LANE_BYTES = 128  # of x that a lane keeps in registers: eight vector loads in flight at once
 
-MAX_BOX = 256  # elements of a TMA box along each dimension
-CTAS_PER_SM = 1
-SHIFTS = 16
-CONSECUTIVE = False
+CTAS_PER_SM = 2  # CTAs that share an SM, because their rings share its SMEM
+SHIFTS = 32  # CTAs that follow one another in one place; a cluster stays, since it starts only where all of it fits
 SM_SMEM_BYTES = 228 * 1024
-CTA_SMEM_BYTES = (
-    2 * 1024
-)  # that are not the ring: 1 KB the system keeps for each CTA, less than 1 KB of barriers and sums
+CTA_SMEM_BYTES = 2 * 1024  # not the ring: 1 KB that the system keeps for each CTA, and barriers and sums
 MAX_STAGES = 8
 
 
@@ -66,14 +60,11 @@ def split_row(cols: int, itemsize: int) -> Split:
     # loads, one of 4098 float32 8-byte loads, one of 4097 goes element by element. Coalescing survives (32 neighbours
     # are still fetched together), but each instruction moves less.
     vector = gcd(cols, VECTOR_BYTES // itemsize)
-    strip = LANES * vector  # what a warp reads in one instruction
-    per_warp = strip * (LANE_BYTES // (vector * itemsize))
-    warps = 1
-    while warps < WARPS and warps * per_warp < cols:
-        warps *= 2
-    cluster = min(-(-cols // (warps * per_warp)), MAX_CLUSTER)
-    chunks = -(-cols // (cluster * warps * per_warp))
-    vectors = -(-cols // (chunks * cluster * warps * strip))
+    per_warp = LANES * LANE_BYTES // itemsize
+    cluster = min(-(-cols // (WARPS * per_warp)), MAX_CLUSTER)
+    chunks = -(-cols // (cluster * WARPS * per_warp))
+    warps = -(-cols // (chunks * cluster * per_warp))
+    vectors = -(-cols // (chunks * cluster * warps * LANES * vector))
     return Split(vector, vectors, warps, cluster, chunks)
 
 
@@ -92,10 +83,10 @@ def make_kernel(config: Config):
 
     STAGE_BYTES = ROWS * SLICE * config.itemsize
     STAGES = min(MAX_STAGES, (SM_SMEM_BYTES // CTAS_PER_SM - CTA_SMEM_BYTES) // STAGE_BYTES)
-    BOXES = -(-SLICE // MAX_BOX)  # of a stage
-    BOX = SLICE // BOXES  # columns of a box
-    CLUSTERS = min(TILES, max(1, min(config.ctas, config.sms * CTAS_PER_SM * SHIFTS) // CLUSTER))
-    SHARE = -(-TILES // CLUSTERS)
+    BOX = LANES * VECTOR  # columns of a box: what a warp reads in one instruction
+    BOXES = VECTORS * ROW_WARPS  # of a stage
+    CTAS = config.sms * CTAS_PER_SM * (SHIFTS if CLUSTER == 1 else 1)
+    CLUSTERS = min(TILES, max(1, min(config.ctas, CTAS) // CLUSTER))  # each takes every CLUSTERS-th tile
     LOADER, STORER = CTA_WARPS, CTA_WARPS + 1
     PASSES = 1 if CHUNKS == 1 else 2
 
@@ -135,8 +126,8 @@ def make_kernel(config: Config):
 
         # Neighbouring lanes take neighbouring vectors: no two of a quarter-warp meet in a bank of SMEM.
         first: T.int32 = (warp % ROW_WARPS * LANES + lane) * VECTOR
-        tile: T.int32 = cta // CLUSTER * SHARE if CONSECUTIVE else cta // CLUSTER
-        last: T.int32 = T.min(cta // CLUSTER * SHARE + SHARE, TILES) if CONSECUTIVE else TILES
+        at: T.int32 = lane * VECTOR  # in a row of a box
+        tile: T.int32 = cta // CLUSTER
         parity: T.int32 = 0  # of the tile: picks one of two sets of sums
         exchange_phase: T.int32 = 0
         slot = PipelineState(STAGES)
@@ -178,12 +169,8 @@ def make_kernel(config: Config):
         def load(chunk):
             full.wait(slot.stage, slot.phase)
             for v in T.unroll(VECTORS):
-                at: T.let = v * STRIP + first
-                Tx.copy(
-                    x[v, :],
-                    ring[slot.stage, at // BOX, warp // ROW_WARPS, at % BOX : at % BOX + VECTOR],
-                    dispatch=ACCESS,
-                )
+                box: T.let = v * ROW_WARPS + warp % ROW_WARPS
+                Tx.copy(x[v, :], ring[slot.stage, box, warp // ROW_WARPS, at : at + VECTOR], dispatch=ACCESS)
 
         @T.inline
         def add_squares():
@@ -243,17 +230,13 @@ def make_kernel(config: Config):
                 if col < cols:
                     Tx.copy(w[v, :], W[col : col + VECTOR], dispatch=ACCESS)
             for v in T.unroll(VECTORS):
-                at: T.let = v * STRIP + first
+                box: T.let = v * ROW_WARPS + warp % ROW_WARPS
                 Tx.cast(x32[v, :], x[v, :])
                 Tx.cast(w32[v, :], w[v, :])
                 for e in T.unroll(VECTOR):
                     x32[v, e] = x32[v, e] * scale * w32[v, e]
                 Tx.cast(x[v, :], x32[v, :])
-                Tx.copy(
-                    ring[slot.stage, at // BOX, warp // ROW_WARPS, at % BOX : at % BOX + VECTOR],
-                    x[v, :],
-                    dispatch=ACCESS,
-                )
+                Tx.copy(ring[slot.stage, box, warp // ROW_WARPS, at : at + VECTOR], x[v, :], dispatch=ACCESS)
 
         @T.inline
         def hand_over():
@@ -268,20 +251,20 @@ def make_kernel(config: Config):
         if warp == LOADER:
             if T.cuda.elect_sync():
                 slot.init(1)  # a fresh ring is empty: the first wait for the phase before the first passes at once
-                while tile < last:
+                while tile < TILES:
                     for step in T.serial(PASSES * CHUNKS, unroll=False):
                         request(step)
-                    tile = tile + (1 if CONSECUTIVE else CLUSTERS)
+                    tile = tile + CLUSTERS
         elif warp == STORER:
             if T.cuda.elect_sync():
                 slot.init(0)
-                while tile < last:
+                while tile < TILES:
                     for step in T.serial(PASSES * CHUNKS, unroll=False):
                         send(step)
-                    tile = tile + (1 if CONSECUTIVE else CLUSTERS)
+                    tile = tile + CLUSTERS
         else:
             slot.init(0)
-            while tile < last:
+            while tile < TILES:
                 total[0] = T.float32(0)
                 for chunk in T.serial(CHUNKS, unroll=False):
                     load(chunk)
@@ -293,7 +276,7 @@ def make_kernel(config: Config):
                     load(chunk)
                     scale_and_store(chunk)
                     hand_over()
-                tile = tile + (1 if CONSECUTIVE else CLUSTERS)
+                tile = tile + CLUSTERS
 
     return rmsnorm
 

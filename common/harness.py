@@ -22,7 +22,7 @@ from tqdm import tqdm
 from common import report
 from common.bench import Timing, measure_stage
 from common.build import Kernel, build
-from common.compiler import CompileError
+from common.compiler import SOURCE_NAME, CompileError
 from common.device import Device, DeviceError, choose_device
 from common.launch_spec import LaunchShape, launch_shape
 from common.stage import BadSize, Config, Option, Size, Stage
@@ -142,6 +142,12 @@ def _parser(stage: Stage) -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0, help="of the random inputs and of --schedule random (default 0)")
     parser.add_argument("--dump", choices=DUMPS, help="print the kernel in this form and stop")
     parser.add_argument("--json", metavar="FILE", help="also write everything to FILE")
+    parser.add_argument(
+        "--counters",
+        action="store_true",
+        help="also print wavefronts, bank conflicts, sectors and instructions by line of the generated CUDA, "
+        "worst first; implies the emulator",
+    )
     parser.add_argument("--quick", action="store_true", help="small sizes and few timed runs")
     return parser
 
@@ -151,12 +157,12 @@ def _flag(name: str) -> str:
 
 
 def _device(stage: Stage, args: argparse.Namespace) -> Device:
-    if args.schedule and args.device == "cuda":
-        raise DeviceError(
-            "--schedule is for the emulator: a GPU schedules by itself. Drop it, or use --device emulator"
-        )
-    if args.schedule and args.device == "auto":
-        return dataclasses.replace(choose_device("emulator", stage.number, stage.arch), reason="--schedule was given")
+    wants = {"--schedule": args.schedule, "--counters": args.counters}
+    given = " and ".join(flag for flag, value in wants.items() if value)
+    if given and args.device == "cuda":
+        raise DeviceError(f"{given}: only the emulator has that. Drop it, or use --device emulator")
+    if given and args.device == "auto":
+        return dataclasses.replace(choose_device("emulator", stage.number, stage.arch), reason=f"{given} was given")
     return choose_device(args.device, stage.number, stage.arch)
 
 
@@ -220,6 +226,9 @@ def _run(stage: Stage, args: argparse.Namespace) -> None:
         kernel.compilation  # noqa: B018  compiled here, so that a refusal comes before any run
         (_on_gpu if device.kind == "cuda" else _on_emulator)(outcome, args, bar)
     print(report.table(outcome.rows()))
+    if args.counters:
+        print()
+        print(report.source_table(outcome.counters, {SOURCE_NAME: kernel.cuda_source}))
     if args.json:
         with open(args.json, "w", encoding="utf-8") as file:
             json.dump(outcome.document(), file, indent=2)

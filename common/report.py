@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tabulate import tabulate
 
@@ -13,7 +14,7 @@ from common.verify import Verification
 
 if TYPE_CHECKING:
     from common.build import Kernel
-    from common.emulator.machine.counters import Counters
+    from common.emulator.machine.counters import Counters, Figures, Role
     from common.launch_spec import LaunchShape
 
 # Where a figure comes from: a GPU, the emulator, or the compiler's report.
@@ -80,21 +81,89 @@ def timed_rows(timings: Iterable[Timing], source: str) -> list[Row]:
     return rows
 
 
-def counts(counters: Counters) -> dict[str, dict[str, int]]:
-    """Counters of an emulator run as plain numbers: warp-instructions by opcode, bytes by path, other events."""
+def counts(counters: Counters) -> dict[str, Any]:
+    """Counters of an emulator run as plain numbers.
+
+    `warp_instructions` by opcode, `bytes` by path, `events`, `flops` by unit, `roles` (instruction mix of warps that
+    run the same code), `total` and, worst first, `lines` and `instructions`: the figures of the launch, of each source
+    line and of each PTX instruction.
+    """
     return {
         "warp_instructions": {"total": counters.warp_instructions, **dict(counters.by_opcode().most_common())},
         "bytes": dict(counters.bytes),
         "events": dict(counters.events),
+        "flops": dict(counters.flops),
+        "roles": [
+            {"warps": [role.first, role.last], "opcodes": dict(role.opcodes.most_common())} for role in counters.roles()
+        ],
+        "total": _figures(counters.total()),
+        "lines": [{"source": source, **_figures(figures)} for source, figures in counters.by_source().items()],
+        "instructions": [
+            {"ptx_line": inst.line, "source": inst.source, "text": inst.text, **_figures(figures)}
+            for inst, figures in counters.by_instruction()
+        ],
     }
 
 
+def _figures(figures: Figures) -> dict[str, int]:
+    return {**dataclasses.asdict(figures), "conflicts": figures.conflicts}
+
+
 def counted_rows(counters: Counters) -> list[Row]:
-    """Warp-instructions, bytes by path, events: one row each. Opcodes are left to the JSON document."""
+    """Warp-instructions, bytes by path, memory traffic, FLOPs by unit, waits. Details are left to the JSON document."""
+    total = counters.total()
     figures = {"warp instructions": f"{counters.warp_instructions:,}"}
     figures |= {f"bytes, {path}": f"{number:,}" for path, number in counters.bytes.items()}
+    if total.shared_requests:
+        figures["SMEM wavefronts"] = (
+            f"{total.wavefronts:,} in {total.shared_requests:,} requests, {total.conflicts:,} of them bank conflicts"
+        )
+    if total.global_requests:
+        figures["GMEM sectors"] = (
+            f"{total.sectors:,} in {total.global_requests:,} requests, {total.ideal_sectors:,} if packed densely"
+        )
+    figures |= _role_figures(counters.roles())
+    figures |= {f"operations, {unit}": f"{number:,}" for unit, number in counters.flops.items()}
     figures |= {name: f"{number:,}" for name, number in counters.events.items()}
     return [Row("counted", name, value, EMULATED) for name, value in figures.items()]
+
+
+def _role_figures(roles: Sequence[Role]) -> dict[str, str]:
+    """What warps do that run different code, with the opcodes that they execute most."""
+    figures = {}
+    for role in roles if len(roles) > 1 else ():
+        total = role.opcodes.total()
+        most = ", ".join(f"{opcode} {count / total:.0%}" for opcode, count in role.opcodes.most_common(5))
+        name = f"warp {role.first}" if role.first == role.last else f"warps {role.first} to {role.last}"
+        figures[f"{name}, instructions"] = f"{total:,}: {most}"
+    return figures
+
+
+def source_table(counters: Counters, sources: Mapping[str, str], shown: int = 30) -> str:
+    """Where a launch spends wavefronts, sectors and instructions: the `shown` worst source lines, worst first.
+
+    `sources` maps file names to text ("kernel.cu": what TVM generated); lines of other files are named only.
+    """
+    texts = {name: text.splitlines() for name, text in sources.items()}
+    lines = counters.by_source()
+    rows = []
+    for source, figures in list(lines.items())[:shown]:
+        file, _, number = source.rpartition(":")
+        text = texts[file][int(number) - 1].strip() if file in texts else ""
+        rows.append(
+            (
+                source, f"{figures.wavefronts:,}", f"{figures.ideal_wavefronts:,}", f"{figures.conflicts:,}",
+                f"{figures.sectors:,}", f"{figures.ideal_sectors:,}", f"{figures.instructions:,}", _shorten(text),
+            )
+        )  # fmt: skip
+    headers = ("line", "wavefronts", "ideal", "conflicts", "sectors", "ideal", "instructions", "text")
+    left = f"\nand {len(lines) - shown} more lines: see --json" if len(lines) > shown else ""
+    aligned = ("left", *["right"] * 6, "left")
+    return tabulate(rows, headers=headers, tablefmt="simple", disable_numparse=True, colalign=aligned) + left
+
+
+def _shorten(text: str, width: int = 72) -> str:
+    return text if len(text) <= width else text[: width - 3] + "..."
 
 
 def table(rows: Iterable[Row]) -> str:

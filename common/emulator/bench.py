@@ -51,35 +51,39 @@ def arithmetic(schedule: str) -> tuple[str, str]:
 
 
 def tensor_copies(schedule: str) -> tuple[str, str]:
-    """TMA loads and stores of 16 KB tiles (128 rows of 128 bytes, 128B swizzle), one in flight at a time."""
-    tiles = 512
+    """TMA loads and stores of 32 KB tiles (256 rows of 128 bytes, 128B swizzle), four in flight at a time."""
+    tiles, rows, in_flight = 512, 256, 4
+    size = rows * 128
+    load = "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+    store = "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group"
+    place = "add.u32 %at, %row, {0}; add.u32 %s, %pool, {1};"
+    places = [place.format(rows * n, size * n) for n in range(in_flight)]
+    loads = "\n".join(f"{at} {load} [%s], [%from, {{%zero, %at}}], [%bar];" for at in places)
+    stores = "\n".join(f"{at} {store} [%to, {{%zero, %at}}], [%s];" for at in places)
     ptx = f"""{HEADER}
     .extern .shared .align 1024 .b8 pool[];
     .visible .entry k(.param .align 64 .b8 source[128], .param .align 64 .b8 target[128]) {{
-      .reg .b32 %s; .reg .b32 %bar; .reg .b32 %row; .reg .b32 %zero; .reg .b32 %parity; .reg .pred %p;
-      .reg .b64 %from; .reg .b64 %to;
-      mov.b64 %from, source; mov.b64 %to, target;
-      mov.u32 %s, pool; add.u32 %bar, %s, 16384; mov.u32 %zero, 0; mov.u32 %row, 0; mov.u32 %parity, 0;
+      .reg .b32 %pool; .reg .b32 %s; .reg .b32 %at; .reg .b32 %bar; .reg .b32 %row; .reg .b32 %zero; .reg .b32 %parity;
+      .reg .pred %p; .reg .b64 %from; .reg .b64 %to;
+      mov.b64 %from, source; mov.b64 %to, target; mov.u32 %pool, pool; add.u32 %bar, %pool, {size * in_flight};
+      mov.u32 %zero, 0; mov.u32 %row, 0; mov.u32 %parity, 0;
       mbarrier.init.shared::cta.b64 [%bar], 1;
-      LOOP: mbarrier.arrive.expect_tx.shared::cta.b64 _, [%bar], 16384;
-      cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%s], [%from, {{%zero, %row}}], [%bar];
+      LOOP: mbarrier.arrive.expect_tx.shared::cta.b64 _, [%bar], {size * in_flight};
+      {loads}
       WAIT: mbarrier.try_wait.parity.shared::cta.b64 %p, [%bar], %parity; @!%p bra WAIT;
       xor.b32 %parity, %parity, 1;
-      cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%to, {{%zero, %row}}], [%s];
+      {stores}
       cp.async.bulk.commit_group; cp.async.bulk.wait_group.read 0;
-      add.u32 %row, %row, 128; setp.lt.u32 %p, %row, {128 * tiles}; @%p bra LOOP;
+      add.u32 %row, %row, {rows * in_flight}; setp.lt.u32 %p, %row, {rows * tiles}; @%p bra LOOP;
       cp.async.bulk.wait_group 0;
       ret;
     }}"""
-    source = np.random.default_rng(0).integers(0, 1 << 16, (128 * tiles, 64), dtype=np.uint16)
+    source = np.random.default_rng(0).integers(0, 1 << 16, (rows * tiles, 64), dtype=np.uint16)
     target = np.zeros_like(source)
 
-    def tensor_map(array: np.ndarray) -> TensorMap:
-        return TensorMap("uint16", array, [64, 128 * tiles], [128], [64, 128], swizzle="128B")
-
     def launch() -> None:
-        maps = [tensor_map(source), tensor_map(target)]
-        Emulator(schedule).launch(ptx, "k", grid=1, block=1, shared_bytes=16384 + 8, args=maps)
+        maps = [TensorMap("uint16", a, [64, rows * tiles], [128], [64, rows], swizzle="128B") for a in (source, target)]
+        Emulator(schedule).launch(ptx, "k", grid=1, block=1, shared_bytes=size * in_flight + 8, args=maps)
 
     seconds = _seconds(launch)
     if not np.array_equal(source, target):

@@ -1,10 +1,13 @@
 import sys
 import types
+from collections import Counter
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+
+from common.emulator.machine.counters import Figures, Role
 
 
 @dataclass
@@ -34,11 +37,23 @@ class FakeCounters:
     warp_instructions = 1234
     bytes = {"global load": 4096}
     events = {"barrier waits": 2}
+    flops = {"fp32 fma": 2048}
+    _load = Figures(instructions=1000, global_requests=1000, sectors=4000, ideal_sectors=3000)
 
     def by_opcode(self):
-        from collections import Counter
-
         return Counter({"ld": 1000, "st": 234})
+
+    def roles(self):
+        return [Role(0, 3, Counter({"ld": 1000})), Role(4, 4, Counter({"st": 234}))]
+
+    def total(self):
+        return self._load
+
+    def by_source(self):
+        return {"kernel.cu:1": self._load}
+
+    def by_instruction(self):
+        return [(SimpleNamespace(line=7, source="kernel.cu:1", text="ld.global.u32 %r1, [%rd1];"), self._load)]
 
 
 @pytest.fixture

@@ -88,6 +88,7 @@ def test_a_schedule_means_the_emulator(monkeypatch, fake_emulator, capsys):
     assert main(toy_stage(), ["--schedule", "early"]) == 0
     assert "device: emulator (--schedule was given)" in capsys.readouterr().out
     assert main(toy_stage(), ["--schedule", "early", "--device", "cuda"]) == 2
+    assert main(toy_stage(), ["--counters", "--device", "cuda"]) == 2
 
 
 @pytest.mark.parametrize(
@@ -113,7 +114,12 @@ def test_json_has_everything(fake_emulator, tmp_path):
     (verified,) = document["verified"]
     assert (verified["schedule"], verified["seed"], verified["source"]) == ("late", 3, "emulated")
     assert verified["outputs"][0]["reference_dtype"] == "float64"
-    assert document["counted"]["bytes"] == {"global load": 4096}
+    counted = document["counted"]
+    assert counted["bytes"] == {"global load": 4096}
+    assert counted["roles"][1] == {"warps": [4, 4], "opcodes": {"st": 234}}
+    assert counted["lines"][0]["source"] == "kernel.cu:1"
+    assert counted["lines"][0]["sectors"] == counted["total"]["sectors"] == 4000
+    assert counted["instructions"][0]["text"].startswith("ld.global")
     assert document["timed"] == []
     assert set(document["environment"]) == {"python", "machine", "torch", "tvm"}
 
@@ -154,3 +160,12 @@ def test_a_script_runs_from_any_folder_and_a_closed_pipe_is_no_error(tmp_path):
     command = f"{sys.executable} {script} --dump ptx --device emulator | head -1; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0 and done.stderr == ""
+
+
+def test_counters_come_by_line_of_the_generated_cuda(fake_emulator, capsys):
+    assert main(toy_stage(), ["--counters", "--rows", "2"]) == 0
+    out = capsys.readouterr().out
+    assert "device: emulator (--counters was given)" in out
+    header, _, line = out.strip().splitlines()[-3:]
+    assert header.split() == ["line", "wavefronts", "ideal", "conflicts", "sectors", "ideal", "instructions", "text"]
+    assert line.split()[:7] == ["kernel.cu:1", "0", "0", "0", "4,000", "3,000", "1,000"]

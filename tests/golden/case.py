@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 
 import numpy as np
 
@@ -12,25 +13,20 @@ HEADER = ".version 8.7\n.target sm_90a\n.address_size 64\n"
 _GOLDEN_RATIO, _MIX_A, _MIX_B = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
-def random_bits(seed: int, count: int) -> np.ndarray:
-    """uint64 (count,): SplitMix64 of the seed, the same on every version of NumPy."""
+def random_bits(seed: int, size: int) -> np.ndarray:
+    """uint64 (size,): SplitMix64 of the seed, the same on every version of NumPy."""
     first = np.uint64(seed * 0xD1342543DE82EF95 & (1 << 64) - 1)
-    z = first + np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_GOLDEN_RATIO)
+    z = first + np.arange(1, size + 1, dtype=np.uint64) * np.uint64(_GOLDEN_RATIO)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(_MIX_A)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(_MIX_B)
     return z ^ (z >> np.uint64(31))
-
-
-def random_bytes(seed: int, count: int) -> np.ndarray:
-    """uint8 (count,)."""
-    return random_bits(seed, -(-count // 8)).view(np.uint8)[:count].copy()
 
 
 class Dice:
     """Small random integers for whoever builds cases, one after the other."""
 
     def __init__(self, seed: int) -> None:
-        self._bits = iter(random_bits(seed, 1 << 14).tolist())
+        self._bits = (bits for block in count() for bits in random_bits(seed << 32 | block, 1 << 12).tolist())
 
     def below(self, bound: int) -> int:
         """0 to `bound` - 1."""

@@ -110,6 +110,17 @@ def _compared() -> Iterator[Form]:
         yield one(f"slct{flush}.b32.f32", "b32", a=("b32", "u32:0"), b=("b32", "u32:1"), c=("b32", "f32:0"))
 
 
+def _nans() -> Iterator[Form]:
+    """Which NaN comes out where several go in."""
+    for kind in ("f32", "f64", "f16", "bf16"):
+        sources = {register: (_STORAGE[kind], f"nan {kind}:{place}") for place, register in enumerate("abc")}
+        two = [operation + (".rn" if operation in ("add", "mul") else "") for operation in ("add", "mul", "min", "max")]
+        for instruction, count in (*((operation, 2) for operation in two), ("fma.rn", 3)):
+            operands = ", ".join(f"%{register}" for register in ("d", *"abc"[:count]))
+            name = f"{instruction}.{kind}"
+            yield Form(f"{name} of NaNs", f"{name} {operands};", {"d": _STORAGE[kind]}, sources)
+
+
 def cases() -> Iterator[Case]:
-    forms = [*_rounded(), *_half(), *_out_of_bounds_nan(), *_signs(), *_minimum(), *_compared()]
+    forms = [*_nans(), *_rounded(), *_half(), *_out_of_bounds_nan(), *_signs(), *_minimum(), *_compared()]
     return kernels("arithmetic", forms)

@@ -60,7 +60,7 @@ def _case(name: str, forms: list[Form]) -> Case:
     threads = max(len(values) for values in inputs)
     block = min(BLOCK, threads)
     text = "".join(form.text for form in forms)
-    uses_memory, uses_shared = "%m]" in text or "%m+" in text, "%s" in text or "%w" in text
+    uses_memory, uses_shared = "%m" in text, "%s" in text or "%w" in text
     buffers = [Buffer(np.resize(values, threads).view(np.uint8)) for values in inputs]
     if uses_memory:
         buffers.append(Buffer(np.zeros(threads * _SCRATCH_BYTES, np.uint8)))

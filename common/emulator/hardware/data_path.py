@@ -1,7 +1,7 @@
 """Which lane and column of tensor memory holds which element: the data paths A to G (PTX ISA 9.7.16.10.5).
 
-The manual gives the organisations in figures; the formulas here are those that CUTLASS (`mma_traits_sm100_frag.hpp`) and
-TIRx (`tmem_datapath_layout`) agree on, for the rows of one CTA:
+The manual gives the organisations in figures; the formulas here are those that CUTLASS (`mma_traits_sm100_frag.hpp`)
+and TIRx (`tmem_datapath_layout`) agree on, for the rows of one CTA:
 
     A, D  row m in lane m, column n in column n
     F, C  row m in lane m % 16 + 32 (m / 16) (+ 16), column n in column n: 16 of the 32 lanes of each warp are used

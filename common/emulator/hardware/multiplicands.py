@@ -1,14 +1,14 @@
 """From the bytes of a multiplicand of `tcgen05.mma` to numbers (PTX ISA 9.7.16.10.4 and 9.7.16.10.8).
 
-The kinds f8f6f4 and mxf8f6f4 give elements of 4 and 6 bits the room of bytes: in shared memory 16 neighbours are packed
-and padded to 16 bytes, in tensor memory each has a byte of its own, e2m1 in bits 2 to 5 and the 6-bit types in bits 0 to
-5. The kinds mxf4 and mxf4nvf4 pack two elements in a byte, the first one in the low half, everywhere.
+The kinds f8f6f4 and mxf8f6f4 give elements of 4 and 6 bits the room of bytes: in shared memory 16 neighbours are
+packed and padded to 16 bytes, in tensor memory each has a byte of its own, e2m1 in bits 2 to 5 and the 6-bit types in
+bits 0 to 5. The kinds mxf4 and mxf4nvf4 pack two elements in a byte, the first one in the low half, everywhere.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache
 
 import numpy as np
 
@@ -22,7 +22,7 @@ _TF32_MASK = np.uint32(0xFFFF_E000)
 _PAIRS = (0b0100, 0b1000, 0b1100, 0b1001, 0b1101, 0b0110, 0b1110)
 
 
-@lru_cache(maxsize=None)
+@cache
 def smem_decoder(kind: str, packed: bool) -> Decoder:
     """Rows of whole 16-byte chunks (R, any dtype, contiguous) to float32 (R, elements).
 
@@ -37,7 +37,7 @@ def smem_decoder(kind: str, packed: bool) -> Decoder:
     return _whole_bytes(kind)
 
 
-@lru_cache(maxsize=None)
+@cache
 def tmem_decoder(kind: str, packed: bool) -> Decoder:
     """Rows of tensor memory cells (R, uint32, contiguous) to float32 (R, elements)."""
     if packed:
@@ -120,8 +120,8 @@ def _check_indices(metadata: np.ndarray, meaningful: tuple[int, ...]) -> None:
     if bad.any():
         row, chunk = np.argwhere(bad)[0]
         raise Fault(
-            f"sparsity metadata: index {int(metadata[row, chunk]):#06b} of row {row}, chunk {chunk} is undefined: use one "
-            f"of {', '.join(f'{index:#06b}' for index in meaningful)}"
+            f"sparsity metadata: index {int(metadata[row, chunk]):#06b} of row {row}, chunk {chunk} is undefined: "
+            f"use one of {', '.join(f'{index:#06b}' for index in meaningful)}"
         )
 
 

@@ -7,11 +7,13 @@ swizzle atom (a K step) needs nothing special.
 
 With S the span of the swizzle in bytes and n = S / 16 the chunk at (row, chunk c) of a K-major operand starts at
     no swizzle   16 (row % 8) + SBO (row / 8) + LBO c
-    swizzle       S (row % 8) + SBO (row / 8) + 16 c
+    swizzle       S (row % 8) + SBO (row / 8) + 16 (c % n) + LBO (c / n)
 and the chunk at (k, chunk c) of an MN-major one at
     no swizzle   16 (k % 8) + LBO (k / 8) + SBO c
     swizzle       S (k % 8) + SBO (k / 8) + 16 (c % n) + LBO (c / n)      (k % 4 and k / 4 with 32-byte atoms)
-before swizzling. The canonical layouts of CUTLASS (`mma_sm100_desc.hpp`) say the same.
+before swizzling. The canonical layouts of CUTLASS (`mma_sm100_desc.hpp`) say the same, and `wgmma` on an H200 does the
+same for 16-byte atoms: the base offset, start addresses anywhere, and a row of a sparse operand's B (64 bytes) under
+32-byte swizzling, the one case where LBO counts in a swizzled K-major operand, were measured there.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from common.emulator.faults import DescriptorFault, UnsupportedInstruction
+from common.emulator.faults import DescriptorFault
 from common.emulator.hardware.smem_descriptor import SmemDescriptor
 from common.emulator.hardware.swizzle import LINE_BYTES, Swizzle, swizzle_addresses, swizzle_pattern
 
@@ -66,8 +68,7 @@ class ChunkMap:
 def chunk_map(descriptor: SmemDescriptor, shape: OperandShape) -> ChunkMap:
     """The map for a descriptor; add `descriptor.address // PERIOD * PERIOD` to get addresses. Cached.
 
-    Raises DescriptorFault for a swizzle that the operand cannot have, UnsupportedInstruction for a layout that no
-    document describes.
+    Raises DescriptorFault for a swizzle that the operand cannot have.
     """
     d = descriptor
     return _chunk_map(d.address % PERIOD, d.lbo, d.sbo, d.base_offset, d.swizzle, shape)
@@ -118,9 +119,9 @@ def _chunk_map(phase: int, lbo: int, sbo: int, base_offset: int, swizzle: Swizzl
 
 
 def _k_major(rows: np.ndarray, chunks: np.ndarray, lbo: int, sbo: int, swizzle: Swizzle) -> np.ndarray:
-    pattern = swizzle_pattern(swizzle)
-    along = lbo if swizzle is Swizzle.NONE else CHUNK
-    return rows % _GROUP * pattern.span + rows // _GROUP * sbo + chunks * along
+    span = swizzle_pattern(swizzle).span
+    wide = span // CHUNK
+    return rows % _GROUP * span + rows // _GROUP * sbo + chunks % wide * CHUNK + chunks // wide * lbo
 
 
 def _mn_major(ks: np.ndarray, chunks: np.ndarray, lbo: int, sbo: int, swizzle: Swizzle) -> np.ndarray:
@@ -133,15 +134,9 @@ def _mn_major(ks: np.ndarray, chunks: np.ndarray, lbo: int, sbo: int, swizzle: S
 
 
 def _check(swizzle: Swizzle, shape: OperandShape) -> None:
-    wide_atoms = swizzle is Swizzle.B128_ATOM_32B
-    if shape.mn_major and wide_atoms != (shape.element == 4):
+    words = shape.element == 4
+    if shape.mn_major and (swizzle is Swizzle.B128_ATOM_32B) != words:
         raise DescriptorFault(
-            f"swizzle mode (bits 61-63 of the shared memory descriptor): an MN-major operand of {8 * shape.element}-bit "
-            f"elements {'needs' if shape.element == 4 else 'cannot have'} 128-byte swizzling with 32-byte atoms (mode 1)"
-        )
-    span = swizzle_pattern(swizzle).span
-    if not shape.mn_major and swizzle is not Swizzle.NONE and shape.k_bytes > span:
-        raise UnsupportedInstruction(
-            f"a K-major operand of {shape.k_bytes} bytes per row under {span}-byte swizzling is not supported: no document "
-            "says where the part beyond the span lies; use a wider swizzle"
+            f"swizzle mode (bits 61-63 of the shared memory descriptor): MN-major {8 * shape.element}-bit elements "
+            f"{'need' if words else 'cannot have'} 128-byte swizzling with 32-byte atoms (mode 1)"
         )

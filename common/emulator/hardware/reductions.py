@@ -61,7 +61,7 @@ def _add_float_flushed(old: np.ndarray, new: np.ndarray) -> np.ndarray:
 
 def _add_double(old: np.ndarray, new: np.ndarray) -> np.ndarray:
     x, y = old.view(np.float64), new.view(np.float64)
-    return np.where(np.isnan(x), old, np.where(np.isnan(y), new, (x + y).view(np.uint64)))
+    return np.where(np.isnan(y), new, np.where(np.isnan(x), old, (x + y).view(np.uint64)))
 
 
 def _pick_float(smaller: bool, to_float: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The 64-bit descriptor of a matrix in shared memory, as `tcgen05.mma` and `tcgen05.cp` take it (PTX ISA 9.7.16.4.1)."""
+"""The 64-bit descriptor of a matrix in shared memory, for `tcgen05.mma` and `tcgen05.cp` (PTX ISA 9.7.16.4.1)."""
 
 from __future__ import annotations
 
@@ -33,6 +33,11 @@ class SmemDescriptor:
         """Raises DescriptorFault naming the field that is illegal on sm_100a."""
         return _decode(int(bits))
 
+    @property
+    def strides(self) -> tuple[int, int, int, Swizzle]:
+        """Everything but the address."""
+        return self.lbo, self.sbo, self.base_offset, self.swizzle
+
     def to_bits(self) -> int:
         """The bits; the inverse of `from_bits`."""
         return (
@@ -61,11 +66,11 @@ def _decode(bits: int) -> SmemDescriptor:
         raise refuse("swizzle mode (bits 61-63)", f"{field(61, 3)} is none of 0, 1, 2, 4, 6")
     if field(52, 1):
         raise UnsupportedInstruction(
-            f"shared memory descriptor {bits:#018x}: leading dimension stride mode (bit 52) 1, the absolute address mode, "
-            "exists on sm_103a alone: use a relative byte offset"
+            f"shared memory descriptor {bits:#018x}: leading dimension stride mode (bit 52) 1, the absolute "
+            "address mode, exists on sm_103a alone: use a relative byte offset"
         )
     swizzle = MODES[field(61, 3)]
     if swizzle is Swizzle.NONE and field(49, 3):
-        raise refuse("matrix base offset (bits 49-51)", f"{field(49, 3)} needs a swizzle mode: nothing is swizzled here")
+        raise refuse("matrix base offset (bits 49-51)", f"{field(49, 3)} must be 0 without a swizzle mode")
     # Bits 14-15 and 30-31 belong to no field, and CUTLASS calls them unused.
     return SmemDescriptor(field(0, 14) << 4, field(16, 14) << 4, field(32, 14) << 4, field(49, 3), swizzle)

@@ -48,16 +48,19 @@ class Issuer:
         lanes: int | Mask,
         kind: str,
         steps: Sequence[Callable[[], None]],
-        detail: str = "",
+        detail: object = "",
         after: tuple[Operation, ...] = (),
         lazy: bool = False,
     ) -> Operation:
-        """`lanes`: the thread, or the threads, that issued it."""
-        if isinstance(lanes, Mask):
-            warps, numbers = tuple(lanes.warps.tolist()), tuple(lanes.numbers.tolist())
-        else:
-            warps, numbers = (lanes // WARP,), (lanes,)
-        place = Place(self._text, self._line, self._source, cta.ctaid, warps, numbers)
+        """`lanes`: the thread, or the threads, that issued it. `detail`: see `Operation`."""
+
+        def place() -> Place:
+            if isinstance(lanes, Mask):
+                warps, numbers = tuple(lanes.warps.tolist()), tuple(lanes.numbers.tolist())
+            else:
+                warps, numbers = (lanes // WARP,), (lanes,)
+            return Place(self._text, self._line, self._source, cta.ctaid, warps, numbers)
+
         operation = cta.machine.events.issue(Operation(kind, list(steps), detail, place, after, lazy=lazy))
         cta.activity()
         return operation
@@ -175,7 +178,7 @@ def issue_store(
     kind: str,
     read: Callable[[], np.ndarray],
     write: Callable[[np.ndarray], None],
-    detail: str,
+    detail: object,
 ) -> None:
     """A two-step operation of the thread's bulk group: `read` gives what `write` later gets."""
     buffer: list[np.ndarray] = []

@@ -12,11 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from common.emulator.faults import InvalidAddress, UnsupportedInstruction
+from common.emulator.hardware.reductions import reduction
 from common.emulator.isa.binder import Binder, Modifiers, dtype_of, size_of
 from common.emulator.isa.load_store import SCOPES, addresses_of, bind_address, space_modifier
 from common.emulator.isa.registry import Decoded, Run, instruction
+from common.emulator.machine.counters import Traffic
 from common.emulator.machine.memory import GLOBAL_BASE, Piece, refuse_write
 from common.emulator.numerics import arithmetic, minmax
+from common.emulator.numerics.modifiers import canonical_nan
 from common.emulator.ptx.module import Instruction, Operand, Sink, Vector
 
 Combine = Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -39,6 +42,7 @@ class Atomic:
     operation: str
     element: str
     per_lane: int
+    traffic: Traffic
     space: str
     base: int | None
     offset: int
@@ -96,7 +100,8 @@ def _decode(
     per_lane = lanes * size_of(kind) // size_of(element)
     combines = _combiner(operation, element), _combiner(operation, element, flush=True)
     running = _ACCUMULATES.get(operation) if dtype_of(element).kind in "iu" and element != "bf16" else None
-    return Atomic(operation, element, per_lane, space, base, offset, *combines, running), kind, sources
+    traffic = Traffic(inst, lanes * size_of(kind), "atomic")
+    return Atomic(operation, element, per_lane, traffic, space, base, offset, *combines, running), kind, sources
 
 
 def _check_form(inst: Instruction, mods: Modifiers, operation: str, kind: str, vector: str | None, space: str) -> None:
@@ -135,12 +140,18 @@ def _register_kind(kind: str) -> str:
 
 def _combiner(operation: str, element: str, flush: bool = False) -> Combine:
     if element == "f16":
-        return {"add": arithmetic.add_f16, "min": minmax.minimum, "max": minmax.maximum}[operation]
+        return {
+            "add": lambda old, value: canonical_nan(arithmetic.add_f16(old, value)),
+            "min": minmax.minimum,
+            "max": minmax.maximum,
+        }[operation]
     if element == "bf16":
         return {"add": arithmetic.add_bf16, "min": minmax.minimum_bf16, "max": minmax.maximum_bf16}[operation]
     if operation == "add" and element == "f32":
         # Subnormals are flushed in global memory, not in shared memory (PTX ISA 9.7.13.5).
-        return lambda old, value: arithmetic.add_f32(old, value, ftz=flush)
+        return lambda old, value: canonical_nan(arithmetic.add_f32(old, value, ftz=flush))
+    if operation == "add" and element == "f64" and flush:
+        return _add_global_f64
     if operation == "inc":
         return lambda old, bound: np.where(old >= bound, 0, old + 1).astype(old.dtype)
     if operation == "dec":
@@ -148,6 +159,13 @@ def _combiner(operation: str, element: str, flush: bool = False) -> Combine:
     if operation == "exch":
         return lambda old, value: value
     return _ACCUMULATES.get(operation, lambda old, value: value)
+
+
+def _add_global_f64(old: np.ndarray, value: np.ndarray) -> np.ndarray:
+    """The sum as an H200 makes it in global memory, where a NaN operand comes through unchanged."""
+    total = old.copy()
+    reduction("add", "f64")(total.view(np.uint8), value.view(np.uint8))
+    return total
 
 
 def _run(atomic: Atomic, kind: str, sources: list[list[int]], targets: list[int | None]) -> Run:
@@ -169,7 +187,8 @@ def _run(atomic: Atomic, kind: str, sources: list[list[int]], targets: list[int 
         values = [lane_values(f, m, slots) for slots in sources]
         old = np.empty((m.count, atomic.per_lane), dtype)
         changed = False
-        for piece in cta.locate(atomic.space, addresses, atomic.width, m):
+        pieces = cta.locate(atomic.space, addresses, atomic.width, m)
+        for piece in pieces:
             combine = atomic.combine_global if _in_global(piece, m, vector=len(sources[0]) > 1) else atomic.combine
             first = piece.offsets // dtype.itemsize
             places = (first[:, None] + np.arange(atomic.per_lane)).reshape(-1)
@@ -179,6 +198,7 @@ def _run(atomic: Atomic, kind: str, sources: list[list[int]], targets: list[int 
             old[piece.chosen] = before.reshape(-1, atomic.per_lane)
             changed = changed or differs
         cta.machine.counters.bytes[f"{atomic.space} atomic"] += atomic.width * m.count
+        atomic.traffic.count(cta, pieces, m)
         if changed:
             cta.activity()
         else:
@@ -239,7 +259,8 @@ def _run_wide(atomic: Atomic, sources: list[int], targets: list[int | None]) -> 
     def run(f, m, cta) -> None:
         addresses = addresses_of(f, m, atomic.base, atomic.offset)
         changed = False
-        for piece in cta.locate(atomic.space, addresses, 16, m):
+        pieces = cta.locate(atomic.space, addresses, 16, m)
+        for piece in pieces:
             _in_global(piece, m, vector=False)
             rows = piece.region.view(8, 2)
             for lane, row in zip(m.numbers[piece.chosen], piece.offsets >> 4):
@@ -250,6 +271,7 @@ def _run_wide(atomic: Atomic, sources: list[int], targets: list[int | None]) -> 
                 if targets[0] is not None:
                     f[targets[0]][lane] = current
         cta.machine.counters.bytes[f"{atomic.space} atomic"] += 16 * m.count
+        atomic.traffic.count(cta, pieces, m)
         if changed:
             cta.activity()
         else:

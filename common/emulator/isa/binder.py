@@ -110,10 +110,6 @@ class Modifiers:
         """Consumes hints that change no value (cache operators, eviction priorities, scopes that add nothing here)."""
         self._left = [name for name in self._left if name not in names]
 
-    def drop_prefixed(self, *prefixes: str) -> None:
-        """Consumes hints by prefix (`L1::`, `L2::`)."""
-        self._left = [name for name in self._left if not name.startswith(prefixes)]
-
     def last(self) -> str:
         """Consumes and returns the last modifier, usually the type."""
         if not self._left:

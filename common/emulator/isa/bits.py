@@ -12,7 +12,8 @@ from common.emulator.ptx.module import Immediate, Instruction
 
 _ALL_ONES = ~np.uint64(0)
 _NOT_FOUND = np.uint32(0xFFFF_FFFF)
-_BYTE = np.uint32(0xFF)  # positions and lengths count modulo 256
+# Bits of a position or length that count, by operand width. The ISA rules numbers above 255 out: as on an H200.
+_COUNTED = {32: np.uint32(0xFF), 64: np.uint32(0xFFFF_FFFF)}
 _REVERSED = np.packbits(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1), axis=1, bitorder="little")[:, 0]
 _PERMUTE_MODES = ("f4e", "b4e", "rc8", "ecl", "ecr", "rc16")
 
@@ -110,11 +111,13 @@ def decode_extract(inst: Instruction, b: Binder) -> Decoded:
     x, start, size = b.read(source, kind), b.read(position, "u32"), b.read(length, "u32")
     d = b.write(target, kind)
     extract = _extract_signed if kind.startswith("s") else _extract_unsigned
+    counted = _COUNTED[int(kind[1:])]
     if isinstance(position, Immediate) and isinstance(length, Immediate):
-        return _extract_constant(x, d, dtype_of(kind), int(position.value) & 0xFF, int(length.value) & 0xFF)
+        place, bits = (int(operand.value) & int(counted) for operand in (position, length))
+        return _extract_constant(x, d, dtype_of(kind), place, bits)
 
     def run(f, m, cta) -> None:
-        np.copyto(f[d], extract(f[x], f[start] & _BYTE, f[size] & _BYTE), where=m.where, casting="same_kind")
+        np.copyto(f[d], extract(f[x], f[start] & counted, f[size] & counted), where=m.where, casting="same_kind")
 
     return run
 
@@ -151,9 +154,11 @@ def decode_insert(inst: Instruction, b: Binder) -> Decoded:
     x, y, start, size = b.read(field, kind), b.read(source, kind), b.read(position, "u32"), b.read(length, "u32")
     d = b.write(target, kind)
 
+    counted = _COUNTED[int(kind[1:])]
+
     def run(f, m, cta) -> None:
-        place = f[start] & _BYTE
-        mask = ~(_ALL_ONES << (f[size] & _BYTE)) << place
+        place = f[start] & counted
+        mask = ~(_ALL_ONES << (f[size] & counted)) << place
         inserted = (f[x].astype(np.uint64) << place) & mask
         np.copyto(f[d], (f[y] & ~mask) | inserted, where=m.where, casting="same_kind")
 

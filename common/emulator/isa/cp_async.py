@@ -28,6 +28,7 @@ from common.emulator.isa.registry import Decoded, Decoder, instruction
 from common.emulator.isa.tensor_copy import decode_tensor_copy, decode_tensor_prefetch, decode_tensor_reduction
 from common.emulator.machine import mbarrier
 from common.emulator.machine.async_groups import BulkGroups, CopyGroups
+from common.emulator.machine.counters import Traffic
 from common.emulator.machine.mask import Mask
 from common.emulator.machine.memory import Piece, check_alignment
 from common.emulator.ptx.module import Instruction, Register
@@ -79,6 +80,7 @@ def _decode_small_copy(inst: Instruction, b: Binder) -> Decoded:
     _, target, target_offset = bind_address(b, inst.operands[0], "shared")
     _, source, source_offset = bind_address(b, inst.operands[1], "global")
     issuer = Issuer(inst)
+    traffic = Traffic(inst, size, "store")
 
     def copy(f, m, cta) -> None:
         into = addresses_of(f, m, target, target_offset)
@@ -92,6 +94,7 @@ def _decode_small_copy(inst: Instruction, b: Binder) -> Decoded:
         operation = issuer(cta, m, "cp.async", [transfer.run], f"{m.count} copies of {size} bytes")
         cta.unit(CopyGroups).add(operation, m.lanes)
         cta.machine.counters.bytes["cp.async"] += size * m.count
+        traffic.count(cta, [place, *transfer.sources], m)
 
     return copy
 

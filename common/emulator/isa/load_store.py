@@ -9,8 +9,9 @@ import numpy as np
 from common.emulator.faults import UnsupportedInstruction
 from common.emulator.isa.binder import Binder, Modifiers, dtype_of, size_of
 from common.emulator.isa.registry import Decoded, Run, instruction
+from common.emulator.machine.counters import Traffic, traffic_of
 from common.emulator.machine.memory import Piece, refuse_write
-from common.emulator.ptx.module import Address, Instruction, Operand, Sink, Symbol, Vector
+from common.emulator.ptx.module import Address, Immediate, Instruction, Operand, Sink, Symbol, Vector
 
 SPACES = (
     "global",
@@ -41,6 +42,7 @@ _WIDE_VECTOR_BYTES = 32  # .v8 of 32-bit and .v4 of 64-bit elements, in global m
 class Access(NamedTuple):
     """Where an instruction reads or writes: state space, address slot, constant offset, and the size of what moves."""
 
+    inst: Instruction
     space: str
     base: int | None
     offset: int
@@ -123,9 +125,9 @@ def decode_load(inst: Instruction, b: Binder) -> Decoded:
     _hint_operand(inst, hint, 2)
     space, base, offset = bind_address(b, inst.operands[1], space)
     if kind == "b128":
-        return _load_wide(b, targets, space, base, offset)
+        return _load_wide(b, targets, Access(inst, space, base, offset, 8, 2))
     slots = [b.scratch(kind) if isinstance(t, Sink) else b.write_extended(t, _WHOLE.get(kind, kind)) for t in targets]
-    access = Access(space, base, offset, size_of(kind), len(slots))
+    access = Access(inst, space, base, offset, size_of(kind), len(slots))
     return load_into(access, slots, signed=kind.startswith("s"), polls=not POLLING.isdisjoint(inst.modifiers))
 
 
@@ -134,8 +136,9 @@ def load_into(access: Access, slots: list[int], *, signed: bool = False, polls: 
 
     `polls`: it may be how a loop waits for another thread's store, so it shortens the turn of the path.
     """
-    space, base, offset, element, count = access
+    inst, space, base, offset, element, count = access
     width = access.width
+    traffic = traffic_of(inst, space, width, "load")
     source = dtype_of(("s" if signed else "u") + str(8 * element))
     label = f"{space} load"
 
@@ -143,6 +146,8 @@ def load_into(access: Access, slots: list[int], *, signed: bool = False, polls: 
         addresses = addresses_of(f, m, base, offset)
         pieces = cta.locate(space, addresses, width, m)
         cta.machine.counters.bytes[label] += width * m.count
+        if traffic is not None:
+            traffic.count(cta, pieces, m)
         if polls:
             cta.machine.polls += 1
         if len(pieces) == 1:
@@ -199,9 +204,9 @@ def decode_store(inst: Instruction, b: Binder) -> Decoded:
     _hint_operand(inst, hint, 2)
     space, base, offset = bind_address(b, inst.operands[0], space)
     if kind == "b128":
-        return _store_wide(b, sources, space, base, offset)
+        return _store_wide(b, sources, Access(inst, space, base, offset, 8, 2))
     bits = "u" + str(8 * size_of(kind))
-    access = Access(space, base, offset, size_of(kind), len(sources))
+    access = Access(inst, space, base, offset, size_of(kind), len(sources))
     slots = [None if isinstance(s, Sink) else b.read(s, kind if _is_float_literal(s, kind) else bits) for s in sources]
     if None not in slots:
         return store_from(access, slots)
@@ -211,13 +216,19 @@ def decode_store(inst: Instruction, b: Binder) -> Decoded:
 
 
 def _is_float_literal(operand: Operand, kind: str) -> bool:
-    return kind in _WHOLE and getattr(operand, "kind", "int") != "int"
+    """Whether a float literal is stored. `0f` in an .f64 store (`0d` in .f32) is refused: silicon stores bits."""
+    if kind not in _WHOLE or not isinstance(operand, Immediate) or operand.kind == "int":
+        return False
+    if operand.kind != kind and not isinstance(operand.value, float):
+        raise UnsupportedInstruction(f"st.{kind} of an {operand.kind} literal: write it in the width that is stored")
+    return True
 
 
 def store_from(access: Access, slots: list[int]) -> Run:
     """A store of the low `element` bytes of each slot."""
-    space, base, offset, element, count = access
+    inst, space, base, offset, element, count = access
     width = access.width
+    traffic = traffic_of(inst, space, width, "store")
     bits = dtype_of(f"u{8 * element}")
     label = f"{space} store"
     observable = space != "local"
@@ -233,6 +244,8 @@ def store_from(access: Access, slots: list[int]) -> Run:
                 values[:, place] = f[slot][m.index].view(bits)
         scatter(pieces, element, count, values, m)
         cta.machine.counters.bytes[label] += width * m.count
+        if traffic is not None:
+            traffic.count(cta, pieces, m)
         if observable:
             cta.machine.activity += 1
 
@@ -241,12 +254,14 @@ def store_from(access: Access, slots: list[int]) -> Run:
 
 def _store_some(access: Access, slots: list[int | None]) -> Run:
     """A vector store that leaves memory as it is where a slot is None."""
-    space, base, offset, element, _ = access
+    inst, space, base, offset, element, _ = access
+    traffic = Traffic(inst, access.width, "store")
     bits = dtype_of(f"u{8 * element}")
     label = f"{space} store"
 
     def store(f, m, cta) -> None:
         pieces = cta.locate(space, addresses_of(f, m, base, offset), access.width, m)
+        traffic.count(cta, pieces, m)
         for place, slot in enumerate(slots):
             if slot is not None:
                 there = [piece._replace(offsets=piece.offsets + place * element) for piece in pieces]
@@ -257,28 +272,36 @@ def _store_some(access: Access, slots: list[int | None]) -> Run:
     return store
 
 
-def _load_wide(b: Binder, targets: tuple[Operand, ...], space: str, base: int | None, offset: int) -> Run:
+def _load_wide(b: Binder, targets: tuple[Operand, ...], access: Access) -> Run:
     if len(targets) != 1:
         raise UnsupportedInstruction("vectors of .b128 are not supported")
     target = b.write(targets[0], "b128")
+    inst, space, base, offset, *_ = access
+    traffic = traffic_of(inst, space, access.width, "load")
 
     def load(f, m, cta) -> None:
         pieces = cta.locate(space, addresses_of(f, m, base, offset), 16, m)
         cta.machine.counters.bytes[f"{space} load"] += 16 * m.count
+        if traffic is not None:
+            traffic.count(cta, pieces, m)
         f[target][m.index] = gather(pieces, 8, 2, m.count)
 
     return load
 
 
-def _store_wide(b: Binder, sources: tuple[Operand, ...], space: str, base: int | None, offset: int) -> Run:
+def _store_wide(b: Binder, sources: tuple[Operand, ...], access: Access) -> Run:
     if len(sources) != 1:
         raise UnsupportedInstruction("vectors of .b128 are not supported")
     source = b.read(sources[0], "b128")
+    inst, space, base, offset, *_ = access
+    traffic = traffic_of(inst, space, access.width, "store")
 
     def store(f, m, cta) -> None:
         pieces = cta.locate(space, addresses_of(f, m, base, offset), 16, m)
         scatter(pieces, 8, 2, f[source][m.index], m)
         cta.machine.counters.bytes[f"{space} store"] += 16 * m.count
+        if traffic is not None:
+            traffic.count(cta, pieces, m)
         cta.activity()
 
     return store

@@ -16,6 +16,7 @@ from common.emulator.isa.binder import Binder, Modifiers
 from common.emulator.isa.fragments import read_all, set_words, whole_warps, words_of, write_all
 from common.emulator.isa.load_store import addresses_of, bind_address
 from common.emulator.isa.registry import Decoded, collective, instruction
+from common.emulator.machine.counters import Traffic
 from common.emulator.machine.mask import WARP, Mask
 from common.emulator.machine.memory import SHARED_WINDOW, Piece
 from common.emulator.ptx.module import Instruction, Operand
@@ -75,6 +76,7 @@ def decode_load_matrix(inst: Instruction, b: Binder) -> Decoded:
     targets = write_all(b, inst.operands[0], "u32")
     _expect(inst, len(targets), count * per_matrix // 8)
     rows = _bind_rows(b, inst.operands[1], space, count * per_matrix)
+    traffic = Traffic(inst, ROW_BYTES, "matrix", rows.lanes)
 
     def load(f, m, cta) -> None:
         warps = whole_warps(m)
@@ -82,6 +84,7 @@ def decode_load_matrix(inst: Instruction, b: Binder) -> Decoded:
         data = piece.region.view(4, 4)[piece.offsets >> 4]
         words = arrange(data.reshape(-1, count, 4 * per_matrix))
         cta.machine.counters.bytes["ldmatrix"] += data.nbytes
+        traffic.count_rows(cta, piece.offsets)
         for place, slot in enumerate(targets):
             set_words(f, slot, warps, words[:, place])
 
@@ -164,6 +167,7 @@ def decode_store_matrix(inst: Instruction, b: Binder) -> Decoded:
     sources = read_all(b, inst.operands[1], "u32")
     _expect(inst, len(sources), count)
     rows = _bind_rows(b, inst.operands[0], space, 8 * count)
+    traffic = Traffic(inst, ROW_BYTES, "matrix", rows.lanes)
     if kind == "b8":
         arrange: Arrange = _rows_of_bytes
     else:
@@ -175,6 +179,7 @@ def decode_store_matrix(inst: Instruction, b: Binder) -> Decoded:
         words = np.stack([words_of(f, slot, warps) for slot in sources], axis=1)
         piece.region.view(4, 4)[piece.offsets >> 4] = arrange(words).reshape(-1, 4)
         cta.machine.counters.bytes["stmatrix"] += words.nbytes
+        traffic.count_rows(cta, piece.offsets)
         cta.activity()
 
     return collective(store)

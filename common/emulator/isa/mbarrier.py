@@ -131,7 +131,7 @@ class RemoteOperations:
             f"remote {inst.opcode}.{inst.modifiers[0]}",
             [lambda: perform(cta.peer(rank, lanes))],
             detail=f"from CTA rank {cta.rank} to mbarrier {target.offset:#x} of CTA rank {rank}",
-            place=Place(inst.text, inst.line, inst.source, cta.ctaid, warps, tuple(lanes.tolist())),
+            place=lambda: Place(inst.text, inst.line, inst.source, cta.ctaid, warps, tuple(lanes.tolist())),
             after=self.outstanding,
         )
         cta.machine.events.issue(self.last)

@@ -23,6 +23,7 @@ from common.emulator.isa.fragments import Selection, read_all, set_words, whole_
 from common.emulator.isa.registry import Decoded, Run, collective, instruction
 from common.emulator.numerics import formats
 from common.emulator.numerics.arithmetic import fma_f64
+from common.emulator.numerics.modifiers import canonical_nan
 from common.emulator.ptx.module import Instruction
 
 N = 8  # every shape has eight columns
@@ -256,7 +257,7 @@ def _write(f: list, warps: Selection, targets: list[int], results: list[np.ndarr
 def _finish_f32(c: list[int], d: list[int]) -> Finish:
     def finish(f: list, warps: Selection, a: np.ndarray, b: np.ndarray) -> None:
         parts = _by_register(_product(a, b))
-        _write(f, warps, d, [part + _accumulators(f, slot, warps) for part, slot in zip(parts, c)])
+        _write(f, warps, d, [canonical_nan(part + _accumulators(f, slot, warps)) for part, slot in zip(parts, c)])
 
     return finish
 
@@ -266,7 +267,7 @@ def _finish_f16(c: list[int], d: list[int]) -> Finish:
         product = _product(a, b)
         added = [words_of(f, slot, warps).view(np.float16).reshape(-1, BLOCK, N) for slot in c]
         total = product + np.concatenate(added, axis=1)
-        halves = total.astype(np.float16).reshape(total.shape[0], len(d), 2 * 32).view(np.uint32)
+        halves = canonical_nan(total.astype(np.float16)).reshape(total.shape[0], len(d), 2 * 32).view(np.uint32)
         for place, slot in enumerate(d):
             set_words(f, slot, warps, halves[:, place])
 

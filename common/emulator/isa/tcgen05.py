@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from common.emulator.faults import TensorMemoryFault, UnsupportedInstruction
+import numpy as np
+
+from common.emulator.faults import InvalidAddress, TensorMemoryFault, UnsupportedInstruction
+from common.emulator.isa.async_issue import bind_pointer
 from common.emulator.isa.binder import Binder, Modifiers
 from common.emulator.isa.registry import Decoded, Decoder, instruction
-from common.emulator.ptx.module import Instruction
+from common.emulator.machine.memory import SHARED_WINDOW
+from common.emulator.ptx.module import Instruction, Operand
 
 _OPERATIONS: dict[str, Decoder] = {}
 
@@ -35,7 +39,25 @@ def take_cta_group(mods: Modifiers) -> int:
     return int(mods.one_of("cta_group::1", "cta_group::2")[-1])
 
 
-def common_value(values, what: str, lanes) -> int:
+def bind_shared_pointer(b: Binder, operand: Operand, space: str | None) -> Callable[[list, int], int]:
+    """A reader of one lane's 32-bit shared address; `space` None stands for a generic address.
+
+    The reader raises InvalidAddress for a generic address outside shared memory.
+    """
+    if space is not None:
+        return bind_pointer(b, operand, space)
+    generic = bind_pointer(b, operand, "generic")
+
+    def pointer(f: list, lane: int) -> int:
+        address = generic(f, lane)
+        if address >> 40 != SHARED_WINDOW >> 40:
+            raise InvalidAddress(f"the generic address {address:#x} is not in shared memory", lanes=[lane])
+        return address - SHARED_WINDOW
+
+    return pointer
+
+
+def common_value(values: np.ndarray, what: str, lanes: Sequence[int]) -> int:
     """The one value that all lanes of a warp give. Raises TensorMemoryFault when they differ."""
     first = int(values[0])
     if (values != values[0]).any():

@@ -6,18 +6,18 @@ also where the ISA says that it only may (dealloc, relinquish), except under the
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from common.emulator.faults import InvalidAddress, TensorMemoryFault, UnsupportedInstruction
-from common.emulator.isa.async_issue import bind_pointer, shared_span
+from common.emulator.faults import TensorMemoryFault, UnsupportedInstruction
+from common.emulator.isa.async_issue import shared_span
 from common.emulator.isa.binder import Binder
 from common.emulator.isa.registry import Control, Decoded
-from common.emulator.isa.tcgen05 import common_value, take_cta_group, tcgen05_operation
+from common.emulator.isa.tcgen05 import bind_shared_pointer, common_value, take_cta_group, tcgen05_operation
 from common.emulator.machine.mask import WARP, Mask
-from common.emulator.machine.memory import SHARED_WINDOW
 from common.emulator.machine.tensor_memory import (
     COLUMNS,
     UNIT,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Meeting:
-    """The warps of a pair at one kind of instruction. `value` is what both must agree on."""
+    """The warps, one of each CTA concerned, at one instruction. `value` is what they must agree on."""
 
     value: tuple[int, ...]
     arrived: list[tuple[TensorMemory, int]] = field(default_factory=list)
@@ -124,9 +124,9 @@ class Management(Control):
 class Allocate(Management):
     kind = "alloc"
 
-    def __init__(self, group: int, columns: int, pointer, generic: bool) -> None:
+    def __init__(self, group: int, columns: int, pointer: Callable[[list, int], int]) -> None:
         super().__init__(group)
-        self.columns, self.pointer, self.generic = columns, pointer, generic
+        self.columns, self.pointer = columns, pointer
 
     def execute(self, cta: ThreadBlock, path: Path, memory: TensorMemory) -> None:
         columns = _columns(cta, path.mask, self.columns)
@@ -136,41 +136,26 @@ class Allocate(Management):
             raise TensorMemoryFault(
                 f"tcgen05.alloc of {columns} columns after one of {memory.largest}: allocations of a CTA must not grow"
             )
-        place = self._place(cta, int(path.mask.numbers[0]))
+        lane = int(path.mask.numbers[0])
+        place = shared_span(cta, self.pointer(cta.frame, lane), 4, 4, lane, own=True).offset
         if self.group == 1:
-            request = Request(columns, [(memory, place)])
-            cta.machine.unit(TensorMemories).ask(request)
-            self._wait(cta, path, memory, request)
-            return
-        meeting = self.meet(cta, memory, place, (columns,))
-        if meeting.complete:
+            meeting = Meeting((columns,), [(memory, place)])
+        else:
+            meeting = self.meet(cta, memory, place, (columns,))
+        if self.group == len(meeting.arrived):
             meeting.request = Request(columns, meeting.arrived)
             cta.machine.unit(TensorMemories).ask(meeting.request)
-        self._wait(cta, path, memory, None, meeting)
+        self._wait(cta, path, memory, meeting)
 
-    def _place(self, cta: ThreadBlock, lane: int) -> int:
-        address = self.pointer(cta.frame, lane)
-        if self.generic:
-            if address >> 40 != SHARED_WINDOW >> 40:
-                raise InvalidAddress(f"generic address {address:#x} is not in shared memory", lanes=[lane])
-            address -= SHARED_WINDOW
-        return shared_span(cta, address, 4, 4, lane, own=True).offset
-
-    def _wait(
-        self, cta: ThreadBlock, path: Path, memory: TensorMemory, request: Request | None, meeting: Meeting | None = None
-    ) -> None:
-        def asked() -> Request | None:
-            return request if meeting is None else meeting.request
-
+    def _wait(self, cta: ThreadBlock, path: Path, memory: TensorMemory, meeting: Meeting) -> None:
         def ready() -> bool:
-            return asked() is not None and asked().granted
+            return meeting.request is not None and meeting.request.granted
 
         def reason() -> str:
-            if asked() is None:
+            if meeting.request is None:
                 return self.peer_reason
-            return (
-                f"for {asked().columns} columns of tensor memory: {memory.free_columns} of SM {memory.sm.number} are free"
-            )
+            wanted, sm = meeting.request.columns, memory.sm.number
+            return f"for {wanted} columns of tensor memory: {memory.free_columns} of SM {sm} are free"
 
         if ready():
             cta.advance(path)
@@ -222,12 +207,11 @@ def decode_alloc(inst: Instruction, b: Binder) -> Decoded:
     group = take_cta_group(mods)
     mods.one_of("sync")
     mods.one_of("aligned")
-    generic = not mods.take("shared::cta")
+    space = mods.optional("shared::cta")
     mods.one_of("b32")
     mods.done()
     address, columns = inst.operands
-    pointer = bind_pointer(b, address, "generic" if generic else "shared::cta")
-    return Allocate(group, b.read(columns, "u32"), pointer, generic)
+    return Allocate(group, b.read(columns, "u32"), bind_shared_pointer(b, address, space))
 
 
 @tcgen05_operation("dealloc")

@@ -77,6 +77,17 @@ class Tile(NamedTuple):
         return f"tile {box} at {self.coordinates} of {self.region.name}"
 
 
+class Movement(NamedTuple):
+    """Between which places an operation moves data."""
+
+    tile: Tile
+    direction: str
+    span: SharedSpan
+
+    def __str__(self) -> str:
+        return f"{self.tile} {self.direction} {self.span}"
+
+
 TileReader = Callable[[list, int, "ThreadBlock"], Tile]
 
 
@@ -188,7 +199,7 @@ def _decode_load(inst: Instruction, b: Binder, mods: Modifiers, dimensions: int,
             steps.append(_delivery(tile, target.in_block(block), _signalled(barrier, block, paired), size))
             if poisons(cta):
                 _poison_shared(tile.map, target.in_block(block))
-        issuer(cta, lane, "TMA load", steps, f"{tile} to {target}")
+        issuer(cta, lane, "TMA load", steps, Movement(tile, "to", target))
         cta.machine.counters.bytes["TMA load"] += size * len(blocks)
 
     return per_lane(load)
@@ -266,7 +277,7 @@ def _decode_store(inst: Instruction, b: Binder, mods: Modifiers, dimensions: int
             with _FAULTS:
                 store_tile(*tile[:2], tile.region.data, tile.region.base, data, source.offset % SWIZZLE_PERIOD)
 
-        issue_store(issuer, cta, lane, "TMA store", _reader(cta, tile, source), write, f"{source} to {tile}")
+        issue_store(issuer, cta, lane, "TMA store", _reader(cta, tile, source), write, Movement(tile, "from", source))
         cta.machine.counters.bytes["TMA store"] += tile.map.plan.transaction_bytes
 
     return per_lane(store)
@@ -293,7 +304,8 @@ def _reader(cta: ThreadBlock, tile: Tile, source: SharedSpan) -> Callable[[], np
 
 
 def _check_writable(tile: Tile, lane: int) -> None:
-    refuse_write(tile.region, np.array([lane]), tile.map.global_address)
+    if tile.region.read_only:
+        refuse_write(tile.region, np.array([lane]), tile.map.global_address)
 
 
 def decode_tensor_reduction(inst: Instruction, b: Binder) -> Decoded:
@@ -318,7 +330,8 @@ def decode_tensor_reduction(inst: Instruction, b: Binder) -> Decoded:
             with _FAULTS:
                 reduce_tile(*tile[:2], tile.region.data, tile.region.base, data, source.offset % SWIZZLE_PERIOD, op)
 
-        issue_store(issuer, cta, lane, "TMA reduction", _reader(cta, tile, source), write, f"{source} into {tile}")
+        movement = Movement(tile, "from", source)
+        issue_store(issuer, cta, lane, "TMA reduction", _reader(cta, tile, source), write, movement)
         cta.machine.counters.bytes["TMA reduction"] += tile.map.plan.transaction_bytes
 
     return per_lane(reduce)

@@ -21,13 +21,14 @@ class Operation:
 
     `steps` run in order, each at a moment of its own. `after` lists operations that must have finished first.
     A `lazy` one takes its time: under `late` it completes after all others, the latest one first.
-    `detail` says in words what is under way ("64x128 tile of tensor map A to shared 0x400"), for deadlock reports.
+    `str(detail)` says what is under way ("64x128 tile of tensor map A to shared 0x400"), for deadlock reports;
+    `place()` is where it was issued. Both are asked only when something is wrong.
     """
 
     kind: str
     steps: list[Callable[[], None]]
-    detail: str = ""
-    place: Place | None = None
+    detail: object = ""
+    place: Callable[[], Place] | None = None
     after: tuple[Operation, ...] = ()
     position: int = 0
     lazy: bool = False
@@ -105,5 +106,5 @@ class Events:
             step()
         except EmulatorError as error:
             if operation.place is not None:
-                error.at(operation.place)
+                error.at(operation.place())
             raise

@@ -19,6 +19,8 @@ class Frame:
     """`arrays[slot]` is what an instruction sees. `banks` holds the registers by width in bytes, one row each."""
 
     def __init__(self, layout: FrameLayout, lanes: int, shared_constants: list[np.ndarray | None]) -> None:
+        self._layout = layout
+        self._neighbours: dict[tuple[int, ...], np.ndarray | None] = {}
         self._rows: dict[int, tuple[int, int]] = {}
         counts: dict[int, int] = {}
         for register in layout.registers.values():
@@ -31,6 +33,22 @@ class Frame:
             for slot, shared in zip(layout.slots, shared_constants)
         ]
         self.poison()
+
+    def neighbours(self, slots: tuple[int, ...]) -> np.ndarray | None:
+        """The registers behind `slots` as one view (registers, L), where they lie side by side; else None."""
+        if slots not in self._neighbours:
+            self._neighbours[slots] = self._side_by_side(slots)
+        return self._neighbours[slots]
+
+    def _side_by_side(self, slots: tuple[int, ...]) -> np.ndarray | None:
+        behind = [self._layout.slots[slot] for slot in slots]
+        if any(slot.source != "register" for slot in behind):
+            return None
+        places = [self._rows[slot.key] for slot in behind]
+        width, first = places[0]
+        if places != [(width, first + distance) for distance in range(len(slots))]:
+            return None
+        return self.banks[width][first : first + len(slots)]
 
     def poison(self) -> None:
         """Fresh registers hold no zeros: every float format reads them as NaN, a pointer is out of bounds."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from common.emulator.faults import LaunchError, Place, UnsupportedInstruction
 from common.emulator.isa import load_families
 from common.emulator.isa.binder import Binder, FrameLayout
 from common.emulator.isa.registry import Collective, Control, Run, decoder_of
+from common.emulator.machine.operations import operations_of
 from common.emulator.machine.scoreboard import guard_loads
 from common.emulator.ptx.flow import convergence_order
 from common.emulator.ptx.module import Function, Instruction, Module, Symbol
@@ -157,7 +159,10 @@ class Compiler:
         run = _checked(decoded) if isinstance(decoded, Collective) else decoded
         if binder.prelude:
             run = _sequence([*binder.prelude, run])
-        segment.ops.append(run if guard is None else _predicated(run, guard, inst.guard_negated))
+        if guard is not None:
+            guarded = _predicated if operations_of(inst) is None else partial(_predicated_arithmetic, id(inst))
+            run = guarded(run, guard, inst.guard_negated)
+        segment.ops.append(run)
 
     def _place_locals(self, function: Function) -> None:
         for variable in function.variables.values():
@@ -266,6 +271,18 @@ def _predicated(run: Run, guard: int, negated: bool) -> Run:
     def predicated(f, m, cta) -> None:
         narrowed = m.narrow(f[guard], negated)
         if narrowed is not None:
+            run(f, narrowed, cta)
+
+    return predicated
+
+
+def _predicated_arithmetic(key: int, run: Run, guard: int, negated: bool) -> Run:
+    """The same, and the lanes that are left are counted under `key`: the segment's mask does not tell them."""
+
+    def predicated(f, m, cta) -> None:
+        narrowed = m.narrow(f[guard], negated)
+        if narrowed is not None:
+            cta.machine.counters.guarded_lanes[key] += narrowed.count
             run(f, narrowed, cta)
 
     return predicated

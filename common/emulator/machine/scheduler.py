@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from common.emulator.faults import Deadlock, LaunchError, ranges
+from common.emulator.machine.blas import one_blas_thread
 from common.emulator.machine.cluster_queue import ClusterQueue
 from common.emulator.machine.counters import Counters
 from common.emulator.machine.events import Events
@@ -205,7 +206,7 @@ class Machine:
 
     def run(self) -> None:
         self.frames = FramePool(self)
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"), one_blas_thread():
             while self._step():
                 pass
 

@@ -62,12 +62,14 @@ class Scoreboard:
         self._loads = [load for load in self._loads if not load.operation.finished]
         return [load.operation for load in self._loads if (load.lanes & lanes).any()]
 
+    def waiting(self, lanes: np.ndarray) -> np.ndarray:
+        """Those of `lanes` that have a load in flight."""
+        return np.logical_or.reduce([load.lanes for load in self._loads]) & lanes
+
     def check(self, registers: frozenset[int], lanes: np.ndarray) -> None:
         """Raises Stalled when one of `registers` is still to be written in one of `lanes`."""
         self._loads = [load for load in self._loads if not load.operation.finished]
-        waiting = [
-            load.operation for load in self._loads if load.registers & registers and (load.lanes & lanes).any()
-        ]
+        waiting = [load.operation for load in self._loads if load.registers & registers and (load.lanes & lanes).any()]
         if waiting:
             raise Stalled(waiting)
 

@@ -60,14 +60,6 @@ class Span(NamedTuple):
         blocks = np.arange(self.lane, self.lane + self.lanes) // BLOCK - self.lane // BLOCK
         return np.where(storing[blocks] != 0, POISON_CELL, self.cells)
 
-    def unsettled(self) -> np.ndarray | None:
-        """Bool (lanes, columns): the cells that any operation in flight is going to write; None when there are none."""
-        marks = self.marks(self.memory.storing) | self.marks(self.memory.computing)
-        if not marks.any():
-            return None
-        blocks = np.arange(self.lane, self.lane + self.lanes) // BLOCK - self.lane // BLOCK
-        return marks[blocks] != 0
-
     def require_allocated(self, what: str) -> None:
         """Raises TensorMemoryFault when the cells have been deallocated since the span was made."""
         if not self.memory.owned[self.column : self.column + self.columns].all():
@@ -246,8 +238,8 @@ def use_cta_group(cta: ThreadBlock, group: int) -> None:
     memories = cta.machine.unit(TensorMemories)
     if memories.cta_group not in (0, group):
         raise TensorMemoryFault(
-            f".cta_group::{group} after .cta_group::{memories.cta_group}: all tcgen05 instructions of a kernel must have "
-            "the same .cta_group"
+            f".cta_group::{group} after .cta_group::{memories.cta_group}: all tcgen05 instructions of a kernel must "
+            "have the same .cta_group"
         )
     memories.cta_group = group
     if group == 2 and len(cta.cluster.blocks) % 2:

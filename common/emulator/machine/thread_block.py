@@ -124,6 +124,8 @@ class ThreadBlock:
         self._horizon = NO_HORIZON
         self._checked_at = -1
         self.executed = np.zeros((len(self.program.segments), self.lanes // WARP), np.int64)
+        self.executed_lanes = [0] * len(self.program.segments)
+        self.waits = [0] * len(self.program.segments)  # of warps, at the segment's control instruction
         for group, mask in machine.policy.groups(self.everyone):
             self.runnable.append(Path(self.program.segments[self.program.entry], mask, group))
 
@@ -328,6 +330,7 @@ class ThreadBlock:
     ) -> None:
         """Takes the path out of the running until `ready()`; see `Wait`."""
         path.wait = Wait(reason, ready, retry, timed)
+        self.waits[path.segment.index] += path.mask.warps.size
         path.index = len(path.segment.ops)
         path.retrying = retry
         self.runnable.remove(path)
@@ -423,6 +426,7 @@ class ThreadBlock:
         ops = iter(segment.ops[start:] if start else segment.ops)
         if not start and not path.retrying:
             self.executed[segment.index] += mask.present
+            self.executed_lanes[segment.index] += mask.count
         try:
             for op in ops:
                 op(frame, mask, self)
@@ -511,6 +515,7 @@ class ThreadBlock:
         """The path waits in front of an instruction whose registers are not there yet."""
         if position == 0:
             self.executed[path.segment.index] -= path.mask.present  # the segment starts over
+            self.executed_lanes[path.segment.index] -= path.mask.count
         path.index = position
         path.wait = Wait(lambda: stalled.reason, stalled.ready, retry=True)
         self.runnable.remove(path)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from common.emulator.numerics import exact, modifiers
 from common.emulator.numerics.formats import bf16_from_f32, f32_from_bf16
-from common.emulator.numerics.modifiers import flush_subnormals
+from common.emulator.numerics.modifiers import flush_subnormals, is_tiny
 from common.emulator.numerics.rounding import f32_from_f64, round_to_odd, step_directed, two_sum
 
 Array = NDArray
@@ -27,6 +27,7 @@ Array = NDArray
 _BELOW_F64, _ABOVE_F64 = 1 - 2.0**-52, 1 + 2.0**-52
 _BELOW_F32, _ABOVE_F32 = np.float32(1 - 2.0**-23), np.float32(1 + 2.0**-23)
 _SPLITTER = 2.0**27 + 1
+_TINY_SUM = np.uint32(int(np.float32(2.0**-100).view(np.uint32)) << 1)
 _TIE_BF16 = np.uint32(0x80000000)
 
 # Exponent ranges in which splitting neither overflows nor loses the low part of a product.
@@ -38,6 +39,11 @@ _WELL_ABOVE = 2.0**12
 
 def add_f32(a: Array, b: Array, rounding: str = "rn", ftz: bool = False, saturate: bool = False) -> Array:
     """`add{.rnd}{.ftz}{.sat}.f32` on float32 arrays."""
+    if ftz and rounding == "rn":
+        result = a + b
+        # A subnormal operand changes no sum of this size: it is below half a unit in the last place of the other one.
+        if not is_tiny(result, _TINY_SUM):
+            return modifiers.saturate(result) if saturate else result
     if ftz:
         a, b = flush_subnormals(a), flush_subnormals(b)
     result = a + b if rounding == "rn" else _directed_sum_f32(a.astype(np.float64), b.astype(np.float64), rounding)
@@ -53,6 +59,10 @@ def sub_f32(a: Array, b: Array, rounding: str = "rn", ftz: bool = False, saturat
 
 def mul_f32(a: Array, b: Array, rounding: str = "rn", ftz: bool = False, saturate: bool = False) -> Array:
     """`mul{.rnd}{.ftz}{.sat}.f32` on float32 arrays."""
+    if ftz and rounding == "rn":
+        result = a * b
+        if not is_tiny(np.concatenate((a, b, result))):
+            return modifiers.saturate(result) if saturate else result
     if ftz:
         a, b = flush_subnormals(a), flush_subnormals(b)
     result = a * b if rounding == "rn" else f32_from_f64(np.multiply(a, b, dtype=np.float64), rounding)
@@ -63,6 +73,10 @@ def mul_f32(a: Array, b: Array, rounding: str = "rn", ftz: bool = False, saturat
 
 def fma_f32(a: Array, b: Array, c: Array, rounding: str = "rn", ftz: bool = False, saturate: bool = False) -> Array:
     """`fma.rnd{.ftz}{.sat}.f32` on float32 arrays: a * b + c rounded once."""
+    if ftz and rounding == "rn":
+        result = _nearest_sum_f32(np.multiply(a, b, dtype=np.float64), c)
+        if not is_tiny(np.concatenate((a, b, c, result))):
+            return modifiers.saturate(result) if saturate else result
     if ftz:
         a, b, c = flush_subnormals(a), flush_subnormals(b), flush_subnormals(c)
     product = np.multiply(a, b, dtype=np.float64)

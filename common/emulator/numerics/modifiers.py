@@ -12,6 +12,8 @@ _CANONICAL_NAN = {
     np.dtype(np.float16): np.uint16(0x7FFF).view(np.float16),
     np.dtype(np.float32): np.uint32(0x7FFFFFFF).view(np.float32),
 }
+_ONE = np.uint32(1)
+_SMALLEST_NORMAL_SHIFTED = np.uint32(0x0080_0000 << 1)
 _BF16_MAGNITUDE = np.uint16(0x7FFF)
 _BF16_SMALLEST_NORMAL = np.uint16(0x0080)
 
@@ -20,6 +22,17 @@ def flush_subnormals(values: Array) -> Array:
     """`.ftz`: subnormal float16, float32 or float64 values become zeros of their sign."""
     # Multiplication by a bool keeps NaN, infinity and the sign, in one pass less than a selection.
     return values * (np.abs(values) >= _SMALLEST_NORMAL[values.dtype])
+
+
+def is_tiny(values: Array, limit: np.uint32 = _SMALLEST_NORMAL_SHIFTED) -> bool:
+    """Whether a float32 element is not zero and at or below a magnitude, by default the smallest normal number.
+
+    `limit`: the bits of that magnitude, shifted left by one. Hardly ever true, so it is worth asking before the exact
+    but slower answer to `.ftz`.
+    """
+    bits = values.view(np.uint32) << _ONE  # the sign falls off
+    bits -= _ONE  # zero becomes the largest number
+    return np.count_nonzero(bits < limit) > 0
 
 
 def flush_subnormals_bf16(bits: Array) -> Array:

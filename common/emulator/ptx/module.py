@@ -101,8 +101,9 @@ class Instruction:
     guard: Register | None
     guard_negated: bool
     line: int
-    source: str | None
+    source: str | None  # "kernel.cu:42"
     text: str
+    called_from: str | None = None  # where the kernel calls the inlined function that holds `source`
 
 
 @dataclass(frozen=True)

@@ -77,6 +77,9 @@ def parse(text: str) -> Module:
     return _Parser(text).module()
 
 
+_Line = tuple[int, int]  # file number, line
+
+
 class _Parser:
     def __init__(self, text: str) -> None:
         self._text = text.rstrip("\0")
@@ -85,8 +88,9 @@ class _Parser:
         self._module = Module("", "")
         self._registers = 0
         self._unique = 0
-        self._source: str | None = None
-        self._sources: list[tuple[Instruction, int, int]] = []
+        self._source: tuple[_Line, _Line | None] | None = None
+        self._sources: list[tuple[Instruction, _Line, _Line | None]] = []
+        self._callers: dict[tuple[int, int, int], _Line] = {}  # where the outermost call of an inlined place stands
 
     # -- tokens ---------------------------------------------------------------------------------------------------
 
@@ -124,9 +128,14 @@ class _Parser:
     def module(self) -> Module:
         while self._token.kind != "end":
             self._module_statement()
-        for instruction, file, line in self._sources:
-            instruction.source = f"{self._module.files.get(file, f'file {file}')}:{line}"
+        for instruction, place, caller in self._sources:
+            instruction.source = self._source_name(place)
+            instruction.called_from = None if caller is None else self._source_name(caller)
         return self._module
+
+    def _source_name(self, place: _Line) -> str:
+        file, line = place
+        return f"{self._module.files.get(file, f'file {file}')}:{line}"
 
     def _module_statement(self) -> None:
         token = self._next()
@@ -185,9 +194,8 @@ class _Parser:
             self._integer()
 
     def _location(self) -> None:
-        file, line, _column = self._integer(), self._integer(), self._integer()
-        if line:
-            self._source = (file, line)
+        place = file, line, _column = self._integer(), self._integer(), self._integer()
+        caller = None
         while self._accept(","):
             self._word()
             if self._token.kind == "word":
@@ -195,9 +203,14 @@ class _Parser:
                 if self._accept("+"):
                     self._integer()
             else:
-                self._integer()
-                self._integer()
-                self._integer()
+                call = self._integer(), self._integer(), self._integer()
+                caller = self._callers.get(call, call[:2])
+        if line:
+            self._source = (file, line), caller
+        if caller is not None:
+            self._callers[place] = caller
+        else:
+            self._callers.pop(place, None)
 
     def _skip_section(self) -> None:
         while self._next().text != "{":

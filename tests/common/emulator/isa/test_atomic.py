@@ -148,7 +148,7 @@ def run_atomic(
     {"" if local == "global" else f".shared .align 32 .b8 cells[{LANES * step * count}];"}
     mov.u64 %own, cells;
     mul.wide.u32 %at, %pick, {step * count};
-    mad.wide.u32 %far, %tid.x, {step * count}, %own;
+    mad.wide.u32 %far, %lane_, {step * count}, %own;
     add.u64 %at, %at, %own;
     cvta.{local}.u64 %generic, %at;
     cvt.u32.u64 %narrow, %at;
@@ -327,7 +327,7 @@ def test_128_bits(op: str, space: str, pattern: str) -> None:
     {".shared .align 16 .b8 cells[2048];" if space == "shared" else ""}
     mov.u64 %own, cells;
     mad.wide.u32 %at, %pick, 16, %own;
-    mad.wide.u32 %own, %tid.x, 16, %own;
+    mad.wide.u32 %own, %lane_, 16, %own;
     st.{space}.b128 [%own], %m;
     bar.sync 0;
     atom.{space}.{op}.b128 %d, [%at], {"%x, %y" if op == "cas" else "%x"};

@@ -34,9 +34,15 @@ def find_highest(value: int, kind: str, shift_amount: bool) -> int:
     return bits_of(kind) - 1 - place if shift_amount else place
 
 
+def counted(number: int, width: int) -> int:
+    """A position or length as an H200 takes it: modulo 256 for 32-bit operands, as it is for those of 64 bits."""
+    return number & 0xFF if width == 32 else min(number, 256)
+
+
 def extract(value: int, position: int, length: int, kind: str) -> int:
     """The loop of PTX ISA 9.7.1.19."""
-    top, position, length = bits_of(kind) - 1, position & 0xFF, length & 0xFF
+    width = bits_of(kind)
+    top, position, length = width - 1, counted(position, width), counted(length, width)
     bit = [value >> i & 1 for i in range(top + 1)]
     sign = 0 if kind.startswith("u") or length == 0 else bit[min(position + length - 1, top)]
     return sum((bit[position + i] if i < length and position + i <= top else sign) << i for i in range(top + 1))
@@ -44,7 +50,7 @@ def extract(value: int, position: int, length: int, kind: str) -> int:
 
 def insert(field: int, value: int, position: int, length: int, width: int) -> int:
     """The loop of PTX ISA 9.7.1.20."""
-    position, length = position & 0xFF, length & 0xFF
+    position, length = counted(position, width), counted(length, width)
     for i in range(length):
         if position + i < width:
             value = value & ~(1 << (position + i)) | (field >> i & 1) << (position + i)

@@ -54,7 +54,7 @@ def place_of(space: str, width: int) -> tuple[str, str, str]:
     body += "" if kind == "global" else f".{kind} .align 32 .b8 cells[{size}];\n"
     body += "mov.u64 %at, cells;\n"
     if kind != "local":
-        body += f"mad.wide.u32 %at, %tid.x, {width}, %at;\n"
+        body += f"mad.wide.u32 %at, %lane_, {width}, %at;\n"
     if not modifier:
         body += f"cvta.{kind}.u64 %at, %at;\n"
     return modifier, body, f".global .align 32 .b8 cells[{size}];" if kind == "global" else ""
@@ -116,8 +116,8 @@ def test_literals_are_stored_in_the_type_of_the_instruction() -> None:
     st.global.u8 [%at], 300;
     st.global.s16 [%at + 2], -3;
     st.global.f32 [%at + 4], 0f3FC00000;
-    st.global.f64 [%at + 8], 0f3FC00000;
-    st.global.f32 [%at + 16], 0d4004000000000000;
+    st.global.f64 [%at + 8], 0d3FF8000000000000;
+    st.global.f32 [%at + 16], 0f40200000;
     st.global.b32 [%at + 20], 0f3F800000;
     st.global.v2.u32 [%at + 24], {7, 0xFFFFFFFF};
     """
@@ -213,9 +213,8 @@ def test_sinks_leave_elements_out(kind: str, count: int) -> None:
 )  # fmt: skip
 def test_load_hints_change_nothing(form: str) -> None:
     data = random_bytes(1, 4)
-    _, body, variables = place_of("global", 4)
-    body += f"cvta.global.u64 %far, %at;\nst.global.b32 [%at], %i0;\n{form}.u32 %o, [%far];\n"
-    found = run_lanes(body, words(data), {"o": "u32"}, variables=variables)
+    body = f".reg .b64 %far;\nld.param.u64 %far, [p_i0];\nmad.wide.u32 %far, %lane_, 4, %far;\n{form}.u32 %o, [%far];\n"
+    found = run_lanes(body, words(data), {"o": "u32"})
     np.testing.assert_array_equal(found["o"], data.view(np.uint32)[:, 0])
 
 
@@ -240,7 +239,7 @@ def test_cache_policies_and_256_bit_hints() -> None:
     _, body, variables = place_of("global", 32)
     eight = vector("i", 8), vector("o", 8)
     body += f"""st.global.L1::no_allocate.L2::evict_first.v8.b32 [%at], {eight[0]};
-    ld.global.nc.L1::no_allocate.L2::evict_last.v8.b32 {eight[1]}, [%at];
+    ld.global.L1::no_allocate.L2::evict_last.v8.b32 {eight[1]}, [%at];
     st.global.L2::cache_hint.b32 [%at], %i1, %at;
     ld.global.L2::cache_hint.L2::128B.b32 %o0, [%at], %at;\n"""
     found = run_lanes(body, words(data), {f"o{i}": "u32" for i in range(8)}, variables=variables)
@@ -289,7 +288,7 @@ def test_addresses_with_offsets_symbols_and_32_bits() -> None:
     mov.u64 %wide, table;
     add.u64 %wide, %wide, 16;
     ld.global.u32 %o2, [%wide + -4];
-    ld.global.u32 %o3, [%wide-8];
+    ld.global.u32 %o3, [%wide + -8];
     st.shared.u32 [cells + 12], 99;
     mov.u32 %narrow, cells;
     ld.shared.u32 %o4, [%narrow + 12];
@@ -314,19 +313,19 @@ def test_one_instruction_may_reach_all_windows() -> None:
     mov.u64 %own, mine;
     cvta.local.u64 %own, %own;
     mov.u64 %shared, cells;
-    mad.wide.u32 %shared, %tid.x, 8, %shared;
+    mad.wide.u32 %shared, %lane_, 8, %shared;
     cvta.shared.u64 %shared, %shared;
     mov.u64 %at, spare;
-    mad.wide.u32 %at, %tid.x, 8, %at;
+    mad.wide.u32 %at, %lane_, 8, %at;
     cvta.global.u64 %at, %at;
-    and.b32 %kind, %tid.x, 3;
+    and.b32 %kind, %lane_, 3;
     setp.eq.u32 %p, %kind, 1;
     selp.b64 %at, %shared, %at, %p;
     setp.eq.u32 %p, %kind, 2;
     selp.b64 %at, %own, %at, %p;
     setp.eq.u32 %p, %kind, 3;
     ld.param.u64 %shared, [p_o1];
-    mad.wide.u32 %shared, %tid.x, 8, %shared;
+    mad.wide.u32 %shared, %lane_, 8, %shared;
     selp.b64 %at, %shared, %at, %p;
     st.u64 [%at], %i0;
     ld.u64 %o0, [%at];
@@ -413,10 +412,13 @@ def test_loads_and_stores_reach_a_cluster_peer(schedule: str) -> None:
 # -- faults and what does not exist --------------------------------------------------------------------------------
 
 
+VARIABLES = ".const .align 16 .b32 fixed[8];\n.global .align 16 .b32 table[8];\n.global .align 8 .b32 odd[3];"
+
+
 def _run(body: str, **outputs: str) -> dict[str, np.ndarray]:
     declared = ".reg .b64 %at;\n.reg .b32 %r<9>;\n.shared .align 16 .b32 cells[8];\n.local .align 16 .b32 own[8];\n"
     return run_lanes(declared + body, {"x": ("u32", np.arange(LANES))}, outputs or {"y": "u32"},
-                     variables=".const .align 16 .b32 fixed[8];\n.global .align 16 .b32 table[8];\n.global .align 8 .b32 odd[3];")  # fmt: skip
+                     variables=VARIABLES)  # fmt: skip
 
 
 FAULTS = [
@@ -456,7 +458,7 @@ def test_faults(fault: type, message: str, body: str) -> None:
 
 
 def test_a_fault_names_the_lanes_that_caused_it() -> None:
-    body = "ld.param.u64 %at, [p_x];\nmad.wide.u32 %at, %tid.x, 8, %at;\nld.global.u32 %r0, [%at];"
+    body = "ld.param.u64 %at, [p_x];\nmad.wide.u32 %at, %lane_, 8, %at;\nld.global.u32 %r0, [%at];"
     with pytest.raises(OutOfBounds) as caught:
         _run(body)
     assert caught.value.lanes == tuple(range(32, 64)) and caught.value.place.warps == (1,)
@@ -496,6 +498,8 @@ def test_an_output_nobody_stored_stays_as_it_was() -> None:
         "st.global.nc.b32 [%at], %r0;",
         "st.global.acquire.gpu.b32 [%at], %r0;",
         "st.const.b32 [%at], %r0;",
+        "st.global.f64 [%at], 0f3FC00000;",
+        "st.global.f32 [%at], 0d3FF8000000000000;",
         "st.global.v4.b32 [%at], {%r0, _, %r1, %r2};",
         "st.global.b64 [%at], %r0;",
         "st.shared.v8.b32 [%at], {%r0, %r1, %r2, %r3, %r4, %r5, %r6, %r7};",

@@ -20,7 +20,7 @@ PLACES = """
 .reg .b32 %base, %own, %row;
 .reg .b64 %wide;
 mov.u32 %base, tile;
-mad.lo.u32 %own, %tid.x, 16, %base;
+mad.lo.u32 %own, %lane_, 16, %base;
 mad.lo.u32 %row, %pick, 16, %base;
 """
 
@@ -186,7 +186,7 @@ def test_one_warp_alone_loads(schedule: str) -> None:
     form = (
         "setp.eq.u32 %go, %which, 1;\nmov.b32 %d0, 7;\nmov.b32 %d1, 7;\n@%go ldmatrix.sync.aligned.m8n8.x2.shared.b16"
     )
-    declare = ".reg .pred %go;\n.reg .b32 %which;\nshr.u32 %which, %tid.x, 5;\n"
+    declare = ".reg .pred %go;\n.reg .b32 %which;\nshr.u32 %which, %lane_, 5;\n"
     found = load(declare + form, 2, rows, pick, schedule=schedule)
     np.testing.assert_array_equal(found[:, 32:64], expected[:, 32:64])
     assert (found[:, :32] == 7).all() and (found[:, 64:] == 7).all()
@@ -241,7 +241,7 @@ def test_a_divergent_warp_meets_before_it_loads() -> None:
     rows, pick = random_rows(9), shuffled_rows(9)
     form = """.reg .pred %odd;
     .reg .b32 %low;
-    and.b32 %low, %tid.x, 1;
+    and.b32 %low, %lane_, 1;
     setp.eq.u32 %odd, %low, 1;
     @%odd bra LATER;
     add.u32 %row, %row, 0;
