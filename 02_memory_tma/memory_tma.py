@@ -328,6 +328,7 @@ STAGE = Stage(
         terms=LANE_BYTES // config.itemsize * split_row(config.cols, config.itemsize).chunks
     ),
     bytes_moved=lambda config: (2 * config.rows + 1) * config.cols * config.itemsize,
+    flops=lambda config: 4 * config.rows * config.cols,  # two for the square, two for scale and weight
     baselines={"torch rms_norm": lambda config, x, w: torch.nn.functional.rms_norm(x, (config.cols,), w, EPS)},
 )
 

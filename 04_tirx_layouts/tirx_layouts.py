@@ -302,6 +302,7 @@ STAGE = Stage(
     reference=lambda config, a: a.t().double(),
     tolerance=Tolerance(terms=0, roundings=0, norm=0.0),  # no arithmetic, no error
     bytes_moved=lambda config: 2 * config.rows * config.cols * config.itemsize,
+    flops=lambda config: 0,
     baselines={"torch transpose": lambda config, a: a.t().contiguous()},
 )
 

@@ -15,6 +15,7 @@ import platform
 import sys
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
@@ -149,6 +150,10 @@ def _parser(stage: Stage) -> argparse.ArgumentParser:
         "worst first; implies the emulator",
     )
     parser.add_argument("--quick", action="store_true", help="small sizes and few timed runs")
+    if stage.study:
+        parser.add_argument(
+            "--out", metavar="FOLDER", type=Path, default=Path("."), help="for the files it leaves (default: here)"
+        )
     return parser
 
 
@@ -233,6 +238,9 @@ def _run(stage: Stage, args: argparse.Namespace) -> None:
         with open(args.json, "w", encoding="utf-8") as file:
             json.dump(outcome.document(), file, indent=2)
             file.write("\n")
+    if stage.study:
+        print()
+        print(stage.study(outcome, args.out))
 
 
 def _emulator_errors() -> tuple[type[BaseException], ...]:

@@ -42,6 +42,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import torch
 
     from common.build import Kernel
@@ -119,7 +121,9 @@ class Stage:
     Arguments of the kernel are the items of `inputs` followed by one poisoned tensor per item of `outputs`.
     `tolerance` is a `common.verify.Tolerance` or a function of the config that returns one; its `terms` is the number
     of float32 additions behind one output element (None: 1). `arch` is the least that can run it: "sm_90a" or
-    "sm_100a". `baselines` maps a name to `fn(config, *inputs)`, timed on a GPU only.
+    "sm_100a". `baselines` maps a name to `fn(config, *inputs)`, timed on a GPU only. `study`, for what one run cannot
+    show, is called after it as `study(outcome, folder)` with `common.harness.Outcome` and the folder of `--out`, where
+    it may leave files; it returns text to print.
     """
 
     number: int
@@ -137,6 +141,7 @@ class Stage:
     flops: Callable[[Config], int] | None = None
     baselines: Mapping[str, Callable] = field(default_factory=dict)
     tolerance: Any = None
+    study: Callable[[Any, Path], str] | None = None
 
     def config(self, *, dtype: str | None = None, scale: str = "default", sms: int = B200_SMS, **values: Any) -> Config:
         """Sizes and options with defaults filled in, checked. `scale` ("default", "quick", "gpu") picks the defaults.

@@ -1,6 +1,6 @@
 """How fast the emulator is on this machine: `make bench-emulator`. Figures are reported, never asserted.
 
-Each case is a small program in PTX, so that it measures the emulator alone: no compiler, no torch.
+The cases are small programs in PTX; the matrix product is CUDA C++, compiled before the clock starts.
 """
 
 from __future__ import annotations
@@ -13,10 +13,37 @@ from collections.abc import Callable
 import numpy as np
 from tabulate import tabulate
 
+from common.compiler import compile_cuda
 from common.emulator import Emulator, TensorMap
 
 HEADER = ".version 8.6\n.target sm_100a\n.address_size 64\n"
 SCHEDULES = ("late", "early", "random")
+
+# D = A B^T, one 64 x 64 tile per warp. Fragments come straight from global memory: what counts here is mma.sync.
+MATRIX_PRODUCT = """
+#define LOAD(X, row, col) (*(const unsigned*)(X + (size_t)(row) * K + (col)))
+extern "C" __global__ void product(const unsigned short* A, const unsigned short* B, float* D, int N, int K) {
+  int warp = threadIdx.x / 32, lane = threadIdx.x % 32, at = lane / 4, pair = lane % 4 * 2;
+  int m0 = blockIdx.y * 128 + warp / 2 * 64, n0 = blockIdx.x * 128 + warp % 2 * 64;
+  float d[4][8][4] = {};
+  #pragma unroll 1
+  for (int k = 0; k < K; k += 16) {
+    unsigned a[4][4], b[8][2];
+    for (int i = 0; i < 4; i++)
+      for (int r = 0; r < 4; r++) a[i][r] = LOAD(A, m0 + 16 * i + at + r % 2 * 8, k + pair + r / 2 * 8);
+    for (int j = 0; j < 8; j++)
+      for (int r = 0; r < 2; r++) b[j][r] = LOAD(B, n0 + 8 * j + at, k + pair + r * 8);
+    for (int i = 0; i < 4; i++)
+      for (int j = 0; j < 8; j++)
+        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+          "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+          : "+f"(d[i][j][0]), "+f"(d[i][j][1]), "+f"(d[i][j][2]), "+f"(d[i][j][3])
+          : "r"(a[i][0]), "r"(a[i][1]), "r"(a[i][2]), "r"(a[i][3]), "r"(b[j][0]), "r"(b[j][1]));
+  }
+  for (int i = 0; i < 4; i++) for (int j = 0; j < 8; j++) for (int r = 0; r < 4; r++)
+    D[(size_t)(m0 + 16 * i + at + r / 2 * 8) * N + n0 + 8 * j + pair + r % 2] = d[i][j][r];
+}
+"""
 
 
 def _seconds(launch: Callable[[], object]) -> float:
@@ -92,6 +119,21 @@ def tensor_copies(schedule: str) -> tuple[str, str]:
     return f"{moved / 2**20:.0f} MiB by TMA, loads and stores", f"{moved / seconds / 1e9:.2f} GB/s"
 
 
+def matrix_product(schedule: str) -> tuple[str, str]:
+    """A float16 matrix product by mma.sync.m16n8k16."""
+    size = 1024
+    ptx = compile_cuda(MATRIX_PRODUCT, "sm_100a").ptx
+    a, b = (np.random.default_rng(seed).integers(-4, 5, (size, size)).astype(np.float16) for seed in (0, 1))
+    d = np.zeros((size, size), np.float32)
+    start = time.perf_counter()
+    grid = (size // 128, size // 128)
+    Emulator(schedule).launch(ptx, "product", grid=grid, block=128, args=[a, b, d, size, size])
+    seconds = time.perf_counter() - start
+    if not np.array_equal(d, a.astype(np.float32) @ b.astype(np.float32).T):
+        raise AssertionError("the product is wrong")
+    return f"{size} x {size} x {size}, mma.sync", f"{seconds:.1f} s"
+
+
 def launches(schedule: str) -> tuple[str, str]:
     """Memory of a launch of many CTAs over that of a tenth as many."""
     ptx = f"""{HEADER}
@@ -112,7 +154,7 @@ def main() -> None:
     parser.add_argument("--schedule", choices=SCHEDULES, help="only this schedule (default: late and early)")
     chosen = parser.parse_args().schedule
     rows = []
-    for case in (arithmetic, tensor_copies, launches):
+    for case in (arithmetic, tensor_copies, matrix_product, launches):
         for schedule in (chosen,) if chosen else SCHEDULES[:2]:
             what, figure = case(schedule)
             rows.append((case.__name__.replace("_", " "), schedule, what, figure))

@@ -6,6 +6,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from operator import index as whole_number
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from common.emulator.machine.events import SCHEDULES
 from common.emulator.machine.memory import FUNCTION_BASE, GlobalMemory, Region, host_bytes
 from common.emulator.machine.program import Program, compile_kernel
 from common.emulator.machine.scheduler import Launch, Limits, Machine, check_launch, place_shared
-from common.emulator.ptx.module import Module, Relocation, Variable
+from common.emulator.ptx.module import TYPE_BYTES, Module, Relocation, Variable
 from common.emulator.ptx.parser import parse
 
 _PARSED: OrderedDict[str, Module] = OrderedDict()
@@ -80,6 +81,7 @@ class Emulator:
         required = program.kernel.directives.get("reqnctapercluster", (1, 1, 1))
         shape = _extent(required if cluster is None else cluster)
         explicit = cluster is not None or "reqnctapercluster" in program.kernel.directives
+        shared_bytes = _whole(shared_bytes)
         layout, shared_size = place_shared(program, shared_bytes)
         launch = Launch(_extent(grid), _extent(block), shape, explicit, shared_bytes, self.limits, shared_size)
         check_launch(program, launch)
@@ -97,6 +99,8 @@ class Emulator:
 
 def _program(ptx: str, kernel: str) -> Program:
     """Parses and decodes once; later launches of the same text reuse the result."""
+    if not isinstance(ptx, str):
+        raise LaunchError(f"the PTX must be text (str), not {type(ptx).__name__}")
     key = (ptx, kernel)
     if key not in _PROGRAMS:
         if ptx not in _PARSED:
@@ -113,11 +117,18 @@ def _keep(cache: OrderedDict, key: Any, value: Any) -> None:
 
 
 def _extent(value: int | Sequence[int]) -> tuple[int, int, int]:
-    values = (value,) if isinstance(value, (int, np.integer)) else tuple(value)
+    values = tuple(value) if hasattr(value, "__len__") and not isinstance(value, str) else (value,)
     if not 1 <= len(values) <= 3:
         raise LaunchError(f"an extent has one to three dimensions, not {values}")
-    x, y, z = (*map(int, values), 1, 1)[:3]
+    x, y, z = (*map(_whole, values), 1, 1)[:3]
     return x, y, z
+
+
+def _whole(value: Any) -> int:
+    try:
+        return whole_number(value)
+    except TypeError:
+        raise LaunchError(f"an extent or a size is a whole number, not {value!r}") from None
 
 
 def _load_variables(program: Program, memory: GlobalMemory) -> dict[str, Region]:
@@ -196,7 +207,7 @@ def _allocation(value: Any, memory: GlobalMemory, arrays: dict, name: str) -> Re
     data = host_bytes(value)
     key = (data.ctypes.data if data.size else id(value), data.size)
     if key not in arrays:
-        arrays[key] = memory.map(f"{name} {_shape(value)}", data, owner=value)
+        arrays[key] = memory.map(f"{name} {_shape(value)}", data, read_only=not data.flags.writeable, owner=value)
     return arrays[key]
 
 
@@ -225,9 +236,10 @@ def _encode_number(parameter: Variable, value: Any, size: int) -> bytes:
     if isinstance(value, np.generic) and value.dtype.itemsize == size and parameter.type.startswith("b"):
         return value.tobytes()
     if isinstance(value, (float, np.floating)):
-        kind = parameter.type if parameter.type in ("f32", "f64", "f16") else {4: "f32", 8: "f64", 2: "f16"}.get(size)
-        if kind is None or parameter.type[0] in "us" and parameter.type != "u64":
-            raise LaunchError(f"is .{parameter.type}: it cannot take the float {value}")
+        kind = {"b32": "f32", "b64": "f64"}.get(parameter.type, parameter.type)
+        if kind not in ("f16", "f32", "f64") or size != TYPE_BYTES[kind]:
+            shown = f".{parameter.type}" if size == TYPE_BYTES[parameter.type] else f".{parameter.type}[{size}]"
+            raise LaunchError(f"is {shown}: it cannot take the float {value}; pass a number of its type, or its bytes")
         return np.array(value, {"f16": np.float16, "f32": np.float32, "f64": np.float64}[kind]).tobytes()
     if isinstance(value, (bool, int, np.integer, np.bool_)):
         if parameter.type in ("f32", "f64", "f16"):

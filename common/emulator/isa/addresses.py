@@ -40,7 +40,7 @@ def decode_convert_address(inst: Instruction, b: Binder) -> Decoded:
     operation, base = np.subtract if to_space else np.add, np.uint64(_SPACES[space])
 
     def run(f, m, cta) -> None:
-        operation(f[x], base, out=f[d], where=m.where)
+        m.compute(operation, f[d], f[x], base)
 
     def run_identity(f, m, cta) -> None:
         np.copyto(f[d], f[x], where=m.where)

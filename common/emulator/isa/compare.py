@@ -135,7 +135,7 @@ def _set_simple(inst: Instruction, b: Binder, comparison: Comparison, p: int) ->
     x, y = b.read(inst.operands[1], comparison.kind), b.read(inst.operands[2], comparison.kind)
 
     def run(f, m, cta) -> None:
-        compare(f[x], f[y], out=f[p], where=m.where)
+        m.compute(compare, f[p], f[x], f[y])
 
     return run
 

@@ -106,8 +106,15 @@ class Call(Control):
             self._enter(cta, path, lanes, functions[int(address)], last=others is None)
             rest = others
 
+    def _refuse_recursion(self, cta, path, name: str) -> None:
+        """A function has one set of registers: calls through pointers may not lead back into one that is running."""
+        segments = cta.program.segments
+        if name == self.caller or any(segments[index].function == name for index in path.stack):
+            raise UnsupportedInstruction(f"recursive call of {name}: recursion is not supported")
+
     def _enter(self, cta, path, lanes: Mask, name: str, last: bool) -> None:
         function = cta.program.module.functions[name]
+        self._refuse_recursion(cta, path, name)
         if len(function.parameters) != len(self.arguments):
             raise InvalidAddress(f"{name} is called with {len(self.arguments)} arguments", lanes=lanes.numbers)
         offsets = cta.program.local_offsets

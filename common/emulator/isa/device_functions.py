@@ -10,7 +10,7 @@ from common.emulator.isa.registry import Control
 from common.emulator.machine.memory import LOCAL_WINDOW, SHARED_WINDOW
 from common.emulator.ptx.module import Function
 
-_CONVERSION = re.compile(r"%([-+ #0]*)(\d*)(?:\.(\d+))?(hh|h|ll|l|j|z|t)?([diuoxXcsfFeEgGaAp%])")
+_CONVERSION = re.compile(r"%([-+ #0]*)(\d+|\*)?(?:\.(\d*))?(hh|h|ll|l|j|z|t)?([diuoxXcsfFeEgGaAp%])")
 
 
 class BuiltIn(Control):
@@ -53,7 +53,9 @@ def _printf(cta, lane: int, arguments: list[int]) -> int:
         if kind == "%":
             return "%"
         count += 1
-        shape = f"%{flags}{width}" + (f".{precision}" if precision else "")
+        if width == "*":
+            width = int.from_bytes(value(4), "little", signed=True)  # a negative one means the flag `-`
+        shape = f"%{flags}{width or ''}" + ("" if precision is None else f".{precision or 0}")
         if kind in "fFeEgGaA":
             number = struct.unpack("<d", value(8))[0]
             return number.hex() if kind in "aA" else (shape + kind) % number

@@ -128,12 +128,12 @@ def _nearest(inst: Instruction, b: Binder, operation: np.ufunc, sources: int) ->
 
     def unary(f, m, cta) -> None:
         result = f[d]
-        operation(f[x], out=result, where=m.where)
+        m.compute(operation, result, f[x])
         _replace_nan(result, m.where)
 
     def binary(f, m, cta) -> None:
         result = f[d]
-        operation(f[x], f[y], out=result, where=m.where)
+        m.compute(operation, result, f[x], f[y])
         _replace_nan(result, m.where)
 
     return binary if sources == 2 else unary

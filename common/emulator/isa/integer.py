@@ -82,7 +82,7 @@ def decode_negate(inst: Instruction, b: Binder) -> Decoded:
     x, d = b.read(inst.operands[1], kind), b.write(inst.operands[0], kind)
 
     def run(f, m, cta) -> None:
-        operation(f[x], out=f[d], where=m.where)
+        m.compute(operation, f[d], f[x])
 
     return run
 
@@ -92,7 +92,7 @@ def _elementwise(inst: Instruction, b: Binder, operation: np.ufunc, kind: str) -
     x, y, d = b.read(left, kind), b.read(right, kind), b.write(target, kind)
 
     def run(f, m, cta) -> None:
-        operation(f[x], f[y], out=f[d], where=m.where)
+        m.compute(operation, f[d], f[x], f[y])
 
     return run
 
@@ -203,7 +203,7 @@ def _multiply_add(x: int, y: int, z: int, d: int, product: Callable, saturated: 
         np.copyto(f[d], _saturate(np.add(product(f[x], f[y]), f[z], dtype=np.int64)), where=m.where)
 
     def run(f, m, cta) -> None:
-        np.add(product(f[x], f[y]), f[z], out=f[d], where=m.where)
+        m.compute(np.add, f[d], product(f[x], f[y]), f[z])
 
     return run_saturated if saturated else run
 

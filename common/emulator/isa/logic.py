@@ -26,7 +26,7 @@ def decode_bitwise(inst: Instruction, b: Binder) -> Decoded:
     x, y, d = b.read(left, kind), b.read(right, kind), b.write(target, kind)
 
     def run(f, m, cta) -> None:
-        operation(f[x], f[y], out=f[d], where=m.where)
+        m.compute(operation, f[d], f[x], f[y])
 
     return run
 
@@ -40,7 +40,7 @@ def decode_not(inst: Instruction, b: Binder) -> Decoded:
     x, d = b.read(source, kind), b.write(target, kind)
 
     def run(f, m, cta) -> None:
-        np.invert(f[x], out=f[d], where=m.where)
+        m.compute(np.invert, f[d], f[x])
 
     return run
 
@@ -144,7 +144,7 @@ def decode_shift(inst: Instruction, b: Binder) -> Decoded:
     operation = np.left_shift if left else np.right_shift
 
     def run(f, m, cta) -> None:
-        operation(f[x], f[n], out=f[d], where=m.where)
+        m.compute(operation, f[d], f[x], f[n])
 
     return run
 

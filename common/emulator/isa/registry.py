@@ -30,12 +30,13 @@ class Control:
     `run` must leave the path with a next position (`cta.advance(path)`, `cta.jump(path, segment)`), waiting
     (`cta.block(path, ...)`) or retired. `targets` are label names; the program linker fills `segments` in the same
     order and `next`, the segment that follows. `ends` says that nothing falls through to the next instruction.
-    `after` runs first in the segment that follows.
+    `after` makes up the segment that follows, so that lanes which a guard keeps from the instruction can pass it by.
     """
 
     targets: tuple[str, ...] = ()
     ends = False
     after: Run | None = None
+    otherwise = -1  # with `after`: the segment behind it
 
     def __init__(self) -> None:
         self.segments: tuple[int, ...] = ()

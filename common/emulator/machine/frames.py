@@ -152,7 +152,7 @@ def special_register(name: str, block: ThreadBlock) -> np.ndarray:
         "gridid": 0,
         "is_explicit_cluster": int(launch.explicit_cluster),
         "cluster_ctarank": block.rank,
-        "cluster_nctarank": len(block.cluster.blocks) or launch.cluster_size,
+        "cluster_nctarank": launch.cluster_size,
         "total_smem_size": block.shared.size - RESERVED_SHARED,
         "aggr_smem_size": block.shared.size,
         "dynamic_smem_size": dynamic,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 WARP = 32
@@ -71,6 +73,16 @@ class Mask:
     def split_by(self, chosen: np.ndarray) -> tuple[Mask | None, Mask | None]:
         """(lanes of the set in `chosen`, the others); None stands for an empty set."""
         return self.narrow(chosen), self.narrow(chosen, negated=True)
+
+    def compute(self, operation: Callable[..., np.ndarray], out: np.ndarray, *operands: np.ndarray) -> None:
+        """`out = operation(*operands)` in the lanes of the set; `operation` is a ufunc.
+
+        A ufunc with `where=` is slower than the whole vector and a masked copy.
+        """
+        if self.where is True:
+            operation(*operands, out=out)
+        else:
+            np.copyto(out, operation(*operands), where=self.where)
 
     def union(self, other: Mask) -> Mask:
         return Mask(self.lanes | other.lanes, self.count + other.count)

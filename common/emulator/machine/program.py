@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from common.emulator.faults import LaunchError, Place, UnsupportedInstruction
+from common.emulator.faults import LaunchError, Place, PtxSyntaxError, UnsupportedInstruction
 from common.emulator.isa import load_families
 from common.emulator.isa.binder import Binder, FrameLayout
 from common.emulator.isa.registry import Collective, Control, Run, decoder_of
@@ -114,11 +114,13 @@ class Compiler:
                 self._labels[function.name, label] = segment.index
             self._append(segment, inst, binder)
             if segment.control is not None:
-                after = segment.control.after
+                control = segment.control
                 segment = self._following(segment, function)
-                if after is not None:
-                    segment.ops.append(after)
+                if control.after is not None:
+                    segment.ops.append(control.after)
                     segment.instructions.append(inst)
+                    segment = self._following(segment, function)
+                    control.otherwise = segment.index
         for label in labels_at.get(len(function.instructions), ()):
             self._labels[function.name, label] = segment.index
         self._close(segment, function)
@@ -148,6 +150,10 @@ class Compiler:
             guard = None if inst.guard is None else binder.read(inst.guard, "pred")
         except UnsupportedInstruction as error:
             raise error.at(Place(inst.text, inst.line, inst.source)) from None
+        except (ValueError, IndexError, KeyError, AttributeError, TypeError) as error:
+            # The decoders unpack the operands that their instruction has: text with others is no PTX.
+            message = f"`{inst.opcode}` cannot take these {len(inst.operands)} operands"
+            raise PtxSyntaxError(message).at(Place(inst.text, inst.line, inst.source)) from error
         segment.instructions.append(inst)
         if isinstance(decoded, Control):
             if binder.prelude:
@@ -226,7 +232,9 @@ class Compiler:
     def _successors(self, segment: Segment) -> list[int]:
         control = segment.control
         following = [] if segment.next < 0 or (control is not None and control.ends) else [segment.next]
-        return following + (list(control.segments) if control is not None else [])
+        if control is None:
+            return following
+        return following + list(control.segments) + ([] if control.otherwise < 0 else [control.otherwise])
 
 
 def _function_pointers(module: Module) -> list[str]:
@@ -247,8 +255,10 @@ class GuardedControl(Control):
         self.inner, self.guard, self.negated = inner, guard, negated
         self.targets = inner.targets
         self.after = inner.after
+        self.skipped = -1  # where the other lanes go on
 
     def link(self) -> None:
+        self.skipped = self.next if self.otherwise < 0 else self.otherwise
         self.inner.next, self.inner.segments = self.next, self.segments
         self.inner.link()
 
@@ -258,10 +268,10 @@ class GuardedControl(Control):
             return
         taken = path.mask.narrow(cta.frame[self.guard], self.negated)
         if taken is None:
-            cta.jump(path, self.next)
+            cta.jump(path, self.skipped)
             return
         if taken is not path.mask:
-            cta.fork(path, path.mask.narrow(taken.lanes, negated=True), self.next)
+            cta.fork(path, path.mask.narrow(taken.lanes, negated=True), self.skipped)
             path.mask = taken
         path.retrying = True  # from here on the path stands at the inner instruction
         self.inner.run(cta, path)

@@ -20,7 +20,10 @@ from common.emulator.machine.program import Program
 from common.emulator.machine.thread_block import Path, ThreadBlock
 
 DYNAMIC_ALIGNMENT = 1024
+GRID_EXTENT = (2**31 - 1, 65535, 65535)  # CUDA Programming Guide, compute capabilities
+BLOCK_EXTENT = (1024, 1024, 64)
 FRUITLESS = 32  # times that polling loops are let go on although nothing has happened
+NAPS = 20_000  # the same while a loop that sleeps changes its registers: it may be counting, and end by itself
 REPORTED = 8  # CTAs that a deadlock report describes, and that it lists as being in the same state
 
 
@@ -168,6 +171,7 @@ class Machine:
         self.activity = 0
         self.polls = 0
         self.ticks = 0
+        self.napping = False  # since nothing else can run, a loop that sleeps has come round with other registers
         self.turn_over = False  # a path has used up its turn: it may be spinning on what a woken path would do
         self.printed: list[str] = []
         self.units: dict[object, object] = {}
@@ -235,13 +239,14 @@ class Machine:
         return self._expire_waits()
 
     def _run(self, block: ThreadBlock) -> None:
-        before = len(self.clusters)
+        before, polls = len(self.clusters), self.polls
         block.run()
-        if self.turn_over:
-            self.turn_over = False
-            self._wake() or self._complete_one()
         if len(self.clusters) == before and block.runnable:
             self._rotate(block)
+        if self.turn_over:
+            self.turn_over = False
+            # What a polling loop waits for may be the work of a CTA that has not started.
+            self._wake() or self._complete_one() or (self.polls != polls and self._start_cluster())
 
     def _rotate(self, block: ThreadBlock) -> None:
         """After a full turn the next CTA is first in line."""
@@ -292,9 +297,9 @@ class Machine:
     def _expire_waits(self) -> bool:
         """Nothing can run: waits that end by themselves do. If that changes nothing repeatedly, it is a deadlock."""
         if self._expired_at != self.activity:
-            self._expired_at, self._fruitless = self.activity, 0
+            self._expired_at, self._fruitless, self.napping = self.activity, 0, False
         self._fruitless += 1
-        if self._fruitless > FRUITLESS:
+        if self._fruitless > (NAPS if self.napping else FRUITLESS):
             raise Deadlock(self._report())
         woken = [block.wake(expired=True) for cluster in self.clusters for block in cluster.blocks]
         if not any(woken):
@@ -406,10 +411,20 @@ def check_launch(program: Program, launch: Launch) -> None:
         raise LaunchError(f"grid {launch.grid}, block {launch.block} and cluster {launch.cluster} must be positive")
     if launch.threads > limits.threads_per_cta:
         raise LaunchError(f"a CTA has at most {limits.threads_per_cta} threads, not {launch.threads}")
-    for name in ("maxntid", "reqntid"):
-        bound = int(np.prod(directives.get(name, (limits.threads_per_cta,))))
-        if launch.threads > bound or (name == "reqntid" and name in directives and launch.threads != bound):
-            raise LaunchError(f"the kernel declares .{name} {bound}, the launch has {launch.threads} threads per CTA")
+    bound = int(np.prod(directives.get("maxntid", (limits.threads_per_cta,))))
+    if launch.threads > bound:
+        raise LaunchError(f"the kernel declares .maxntid {bound}, the launch has {launch.threads} threads per CTA")
+    for name, extent in (("reqntid", launch.block), ("reqnctapercluster", launch.cluster)):
+        required = (*directives.get(name, extent), 1, 1)[:3]
+        if required != extent:
+            raise LaunchError(f"the kernel declares .{name} {required}, the launch has {extent}")
+    if launch.cluster_size > directives.get("maxclusterrank", (limits.cluster_size,))[0]:
+        raise LaunchError(f"the kernel declares .maxclusterrank, the launch has clusters of {launch.cluster_size} CTAs")
+    for what, extent, most in (("grid", launch.grid, GRID_EXTENT), ("block", launch.block, BLOCK_EXTENT)):
+        if any(e > m for e, m in zip(extent, most)):
+            raise LaunchError(f"{what} {extent} exceeds {most}")
+    if launch.dynamic_shared < 0:
+        raise LaunchError(f"{launch.dynamic_shared} bytes of dynamic shared memory")
     if any(g % c for g, c in zip(launch.grid, launch.cluster)):
         raise LaunchError(f"grid {launch.grid} is not a multiple of cluster {launch.cluster}")
     if launch.cluster_size > limits.cluster_size:

@@ -74,6 +74,7 @@ class Path:
         "retrying",
         "watch",
         "seen",
+        "slept",
         "timed_out",
         "done",
     )
@@ -90,6 +91,7 @@ class Path:
         self.retrying = False
         self.watch: tuple[Segment, int] | None = None  # a place and the registers' checksum there
         self.seen = -1
+        self.slept = -1  # checksum of the registers when it last slept and nothing had happened
         self.timed_out = False  # the last wait ended without its condition: a try_wait that gave up
         self.done = False
 
@@ -346,6 +348,8 @@ class ThreadBlock:
         path.turns += 1
         if path.seen == self.machine.activity:
             seen = path.seen
+            slept, path.slept = path.slept, self._checksum(path)
+            self.machine.napping |= slept != path.slept
             path.wait = Wait(reason, lambda: self.machine.activity != seen, retry=True, timed=True, at=at)
             self.runnable.remove(path)
             self.blocked.append(path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import struct
 from dataclasses import dataclass, field
+from math import prod
 
 from common.emulator.faults import PtxSyntaxError
 from common.emulator.ptx.lexer import Token, tokenize
@@ -100,6 +101,8 @@ class _Parser:
 
     def _next(self) -> Token:
         token = self._tokens[self._position]
+        if token.kind == "end":
+            raise self._error("the text ends in the middle of a statement")
         self._position += 1
         return token
 
@@ -115,7 +118,7 @@ class _Parser:
 
     def _error(self, message: str, line: int | None = None) -> PtxSyntaxError:
         line = self._token.line if line is None else line
-        shown = self._text.splitlines()[line - 1].strip() if self._text else ""
+        shown = self._text.split("\n")[line - 1].strip()
         return PtxSyntaxError(f"PTX line {line}: {message}\n  {shown}")
 
     def _word(self) -> str:
@@ -270,32 +273,38 @@ class _Parser:
 
     def _declarator(self, name: str, space: str, kind: str, lanes: int, align: int, extern: bool) -> Variable:
         element = TYPE_BYTES[kind] * lanes
-        count: int | None = 1
+        extents: list[int | None] = []
         while self._accept("["):
-            if self._accept("]"):
-                count = None
-            else:
-                extent = self._integer()
-                count = None if count is None else count * extent
-                self._expect("]")
+            extents.append(None if self._token.text == "]" else int(self._expression().value))
+            self._expect("]")
+        count = None if None in extents else prod(extents)
         data, relocations = None, ()
         if self._accept("="):
-            data, relocations = self._initialiser(kind)
+            inner = [prod(extents[depth:]) * element for depth in range(1, len(extents))]
+            data, relocations = self._initialiser(kind, inner + [element] * (lanes > 1))
             if count is None:
                 count = -(-len(data) // element)
+            if len(data) > count * element:
+                raise self._error(f"{name} has {count * element} bytes, its initialiser {len(data)}")
             data = data.ljust(count * element, b"\0")
         size = None if count is None else count * element
         return Variable(name, space, kind, align or element, size, data, tuple(relocations), extern)
 
-    def _initialiser(self, kind: str) -> tuple[bytes, list[Relocation]]:
+    def _initialiser(self, kind: str, rows: list[int]) -> tuple[bytes, list[Relocation]]:
+        """The bytes after `=`. `rows`: bytes that an inner pair of braces stands for, by depth; the rest is zero."""
         data, relocations = bytearray(), []
         size = TYPE_BYTES[kind]
 
-        def item() -> None:
+        def item(depth: int) -> None:
             if self._accept("{"):
+                start = len(data)
                 while not self._accept("}"):
-                    item()
+                    item(depth + 1)
                     self._accept(",")
+                if 0 < depth <= len(rows):
+                    if len(data) - start > rows[depth - 1]:
+                        raise self._error("more initial values than the row has elements")
+                    data.extend(bytes(start + rows[depth - 1] - len(data)))
                 return
             if self._token.kind == "word":
                 name = self._word()
@@ -311,7 +320,7 @@ class _Parser:
                 return
             data.extend(self._encode(self._expression(), kind))
 
-        item()
+        item(0)
         return bytes(data), relocations
 
     def _encode(self, value: Immediate, kind: str) -> bytes:
@@ -597,8 +606,12 @@ class _Parser:
             return self._unary()
         left = self._expression(level + 1)
         while self._token.text in _BINARY[level]:
-            operator = self._next().text
-            left = Immediate(_apply(operator, left.value, self._expression(level + 1).value), left.kind)
+            operator = self._next()
+            right = self._expression(level + 1)
+            try:
+                left = Immediate(_apply(operator.text, left.value, right.value), left.kind)
+            except (ArithmeticError, TypeError, ValueError) as error:
+                raise self._error(f"{left.value} {operator.text} {right.value}: {error}", operator.line) from None
         if level == 0 and self._accept("?"):
             then = self._expression()
             self._expect(":")

@@ -11,6 +11,7 @@ from common.emulator import (
     Misaligned,
     OutOfBounds,
     ProgramTrap,
+    PtxSyntaxError,
     UnsupportedInstruction,
 )
 from tests.common.emulator.cuda import compile_ptx
@@ -143,6 +144,15 @@ def test_ctas_of_a_grid_wait_for_one_another(schedule: str) -> None:
     assert out.tolist() == list(range(1, 21))
 
 
+def test_printf_formats() -> None:
+    source = r"""
+    extern "C" __device__ int printf(const char*, ...);
+    extern "C" __global__ void k() {
+      printf("%*d|%-*d|%.f|%.1e|%hhd|%5s|%%|%u|%zu\n", 6, 42, 4, 7, 2.6, 1234.5, (char)-3, "ab", 4000000000u, 9ul);
+    }"""
+    assert launch(source, block=1).printed == "    42|7   |3|1.2e+03|-3|   ab|%|4000000000|9\n"
+
+
 def test_functions_local_arrays_constants_and_printf(capsys) -> None:
     source = """
     extern "C" __device__ int printf(const char*, ...);
@@ -185,6 +195,66 @@ def test_indirect_calls_go_where_each_lane_points(schedule: str) -> None:
 
 
 @each_schedule
+def test_lanes_that_skip_a_call_keep_their_earlier_result(schedule: str) -> None:
+    """`@p call`: f(1) for odd lanes, and what the first call left for even ones, although g has been called since."""
+    function = """
+    .func (.param .b32 r) {name}(.param .b32 a) {{
+      .reg .b32 x; ld.param.u32 x, [a]; add.u32 x, x, {addend}; st.param.b32 [r], x; ret;
+    }}"""
+    ptx = (
+        ".version 8.7\n.target sm_90\n.address_size 64\n"
+        + function.format(name="f", addend=10)
+        + function.format(name="g", addend=500)
+        + """
+    .visible .entry k(.param .u64 out) {
+      .reg .b32 %r<5>; .reg .b64 %d<3>; .reg .pred %odd; .param .b32 a, v, w;
+      mov.u32 %r1, %tid.x; and.b32 %r2, %r1, 1; setp.eq.u32 %odd, %r2, 1;
+      st.param.b32 [a], %r1;
+      call (v), f, (a);
+      call (w), g, (a);
+      st.param.b32 [a], 1;
+      @%odd call (v), f, (a);
+      ld.param.b32 %r3, [v];
+      ld.param.u64 %d1, [out]; mul.wide.u32 %d2, %r1, 4; add.u64 %d1, %d1, %d2; st.global.u32 [%d1], %r3;
+      ret;
+    }"""
+    )
+    out = np.zeros(64, np.int32)
+    Emulator(schedule, 1).launch(ptx, "k", grid=1, block=64, args=[out])
+    assert out.tolist() == [11 if t % 2 else t + 10 for t in range(64)]
+
+
+@each_schedule
+def test_every_cta_of_a_cluster_reads_the_size_of_the_cluster(schedule: str) -> None:
+    source = """
+    extern "C" __global__ void k(int* out) {
+      int size;
+      asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
+      out[blockIdx.x] = size;
+    }"""
+    for cluster in (1, 2, 4):
+        out = np.zeros(8, np.int32)
+        launch(source, out, grid=8, cluster=cluster, schedule=schedule)
+        assert (out == cluster).all()
+
+
+@each_schedule
+def test_a_cta_that_polls_against_the_clock_meets_ctas_that_start_later(schedule: str) -> None:
+    """Its registers change at every poll, so it never counts as stuck."""
+    source = """
+    extern "C" __global__ void k(volatile int* flag, int* out) {
+      long long start = clock64();
+      if (blockIdx.x + 1 < gridDim.x)
+        while (flag[blockIdx.x + 1] == 0)
+          if (clock64() - start > 1000000000) __trap();
+      if (threadIdx.x == 0) { out[blockIdx.x] = blockIdx.x; __threadfence(); flag[blockIdx.x] = 1; }
+    }"""
+    out = np.zeros(8, np.int32)
+    launch(source, np.zeros(8, np.int32), out, grid=8, block=64, schedule=schedule)
+    assert out.tolist() == list(range(8))
+
+
+@each_schedule
 def test_switch_statements(schedule: str) -> None:
     source = """
     extern "C" __global__ void k(int* out) {
@@ -207,6 +277,21 @@ def test_recursion_is_refused() -> None:
     extern "C" __global__ void k(int* out) { out[0] = f(out[1]); }"""
     with pytest.raises(UnsupportedInstruction, match="recursi"):
         launch(source, np.zeros(2, np.int32))
+
+
+def test_recursion_through_a_pointer_is_refused() -> None:
+    source = """
+    typedef int (*Function)(int, void*);
+    __device__ __noinline__ int factorial(int n, void* self) {
+      Function again = *(Function*)self;
+      return n <= 1 ? 1 : n * again(n - 1, self);
+    }
+    extern "C" __global__ void k(Function* self, int* out) { self[0] = factorial; out[0] = factorial(out[1], self); }"""
+    out = np.array([0, 1], np.int32)
+    launch(source, np.zeros(1, np.int64), out, block=1)
+    assert out[0] == 1
+    with pytest.raises(UnsupportedInstruction, match="recursi"):
+        launch(source, np.zeros(1, np.int64), np.array([0, 5], np.int32), block=1)
 
 
 # -- programs that are wrong ------------------------------------------------------------------------------------------
@@ -239,6 +324,13 @@ def test_constants_are_read_only() -> None:
     extern "C" __global__ void k() { asm volatile("st.global.b32 [%0], 3;" :: "l"(&c[1]) : "memory"); }"""
     with pytest.raises(InvalidAddress, match="read-only"):
         launch(source, block=1)
+
+
+def test_arrays_that_the_caller_may_not_write_are_read_only() -> None:
+    out = np.zeros(64, np.int32)
+    out.flags.writeable = False
+    with pytest.raises(InvalidAddress, match="read-only memory: argument 0"):
+        launch(STORE, out, 0)
 
 
 def test_shared_memory_past_the_end() -> None:
@@ -293,11 +385,61 @@ def test_a_missing_barrier_between_warps_is_seen() -> None:
         ({"grid": 3, "cluster": 2}, "multiple of cluster"),
         ({"shared": 300_000}, "shared memory"),
         ({"grid": 0}, "positive"),
+        ({"grid": (1, 65536)}, "grid"),
+        ({"block": (1, 1, 65)}, "block"),
+        ({"grid": 1.5}, "whole number"),
+        ({"grid": (2.5, 1)}, "whole number"),
+        ({"block": "32"}, "whole number"),
+        ({"shared": -16}, "dynamic shared memory"),
+        ({"shared": 16.0}, "whole number"),
     ],
 )
 def test_impossible_launches_are_refused(change: dict, message: str) -> None:
     with pytest.raises(LaunchError, match=message):
         launch(STORE, np.zeros(64, np.int32), 0, **change)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"block": (4, 8)}, "reqntid"),
+        ({"block": 32}, "reqntid"),
+        ({"cluster": 1}, "reqnctapercluster"),
+        ({"cluster": (1, 2)}, "reqnctapercluster"),
+    ],
+)
+def test_launches_that_the_kernel_forbids_are_refused(change: dict, message: str) -> None:
+    ptx = ".version 8.7\n.target sm_90\n.address_size 64\n.entry k() .reqntid 8, 4 .reqnctapercluster 2 { ret; }"
+    shape = {"grid": (2, 2), "block": (8, 4)}
+    Emulator().launch(ptx, "k", **shape)
+    with pytest.raises(LaunchError, match=message):
+        Emulator().launch(ptx, "k", **{**shape, **change})
+
+
+@pytest.mark.parametrize(
+    ("parameter", "value"),
+    [(".u64 x", 3.0), (".s32 x", 3.0), (".b16 x", 1.5), (".align 2 .b8 x[2]", 1.5), (".align 4 .b8 x[8]", 1.5)],
+)
+def test_a_float_is_not_taken_for_what_is_no_float(parameter: str, value: float) -> None:
+    """A 16-bit parameter may be f16 or bf16, and a struct holds anything: the caller passes the bits."""
+    ptx = f".version 8.7\n.target sm_90\n.address_size 64\n.entry k(.param {parameter}) {{ ret; }}"
+    with pytest.raises(LaunchError, match="cannot take the float"):
+        Emulator().launch(ptx, "k", grid=1, block=1, args=[value])
+
+
+def test_ptx_is_text() -> None:
+    with pytest.raises(LaunchError, match="must be text"):
+        Emulator().launch(b".version 8.7", "k", grid=1, block=1)
+
+
+@pytest.mark.parametrize(
+    "text", ["add.u32 %r1, %r1", "mov.u32 %r1", "bra", "bar.sync", "brx.idx %r1, nowhere", "mad.lo.u32 %r1, 1, 2, 3, 4"]
+)
+def test_instructions_with_wrong_operands_are_refused(text: str) -> None:
+    ptx = f".version 8.7\n.target sm_90\n.address_size 64\n.entry k() {{ .reg .b32 %r<2>;\n{text}; ret; }}"
+    with pytest.raises(PtxSyntaxError, match="cannot take these") as caught:
+        Emulator().launch(ptx, "k", grid=1, block=1)
+    assert caught.value.place.ptx_line == 5
 
 
 def test_wrong_arguments_are_refused() -> None:

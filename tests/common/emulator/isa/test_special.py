@@ -157,9 +157,9 @@ def test_sleeping_many_times_in_a_row_ends() -> None:
 LOOP:
     nanosleep.u32 20;
     add.u32 %d, %d, 1;
-    setp.lt.u32 %again, %d, 20;
+    setp.lt.u32 %again, %d, 500;
     @%again bra LOOP;"""
-    assert (run_lanes(body, {}, {"d": "u32"})["d"] == 20).all()
+    assert (run_lanes(body, {}, {"d": "u32"})["d"] == 500).all()
 
 
 @pytest.mark.parametrize(

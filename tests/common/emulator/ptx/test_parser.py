@@ -111,6 +111,18 @@ def test_variables_with_initialisers_and_relocations() -> None:
     assert module.variables["text"].data == b"hi\0\0"
 
 
+def test_short_rows_of_an_initialiser_are_filled_with_zeros() -> None:
+    module = parse(HEADER + ".const .u8 c[2][3] = {{1, 2}, {3}}; .const .v2 .u8 v[4 / 2] = {{1}, {2, 3}};")
+    assert module.variables["c"].data == bytes([1, 2, 0, 3, 0, 0])
+    assert module.variables["v"].data == bytes([1, 0, 2, 3])
+
+
+@pytest.mark.parametrize("variable", ["c[2] = {1, 2, 3}", "c[2][2] = {{1, 2, 3}}"])
+def test_too_many_initial_values_are_an_error(variable: str) -> None:
+    with pytest.raises(PtxSyntaxError, match="initial"):
+        parse(HEADER + f".const .u8 {variable};")
+
+
 def test_parameters_keep_type_alignment_and_size() -> None:
     function = body("ret;", ".param .u64 .ptr .global .align 16 a, .param .align 64 .b8 map[128], .param .f32 x")
     assert [(p.name, p.size, p.align) for p in function.parameters] == [("a", 8, 8), ("map", 128, 64), ("x", 4, 4)]
@@ -134,6 +146,18 @@ def test_source_lines_come_from_loc() -> None:
 
 def test_debug_sections_are_skipped() -> None:
     parse(HEADER + ".section .debug_str { .b8 1, 2 \n }")
+
+
+@pytest.mark.parametrize("text", [".entry k() { ret;", ".entry k(.param", ".section .debug {", ".global .u32"])
+def test_text_that_breaks_off_is_an_error(text: str) -> None:
+    with pytest.raises(PtxSyntaxError, match=r"PTX line 4: (the text ends|the function body is not closed|expected)"):
+        parse(HEADER + text)
+
+
+@pytest.mark.parametrize("text", ["1 / 0", "1 % 0", "1 << -1", "1.5 & 1"])
+def test_constant_expressions_without_a_value_are_an_error(text: str) -> None:
+    with pytest.raises(PtxSyntaxError, match="PTX line 5"):
+        body(f".reg .b32 %r<9>; mov.b32 %r1, {text};")
 
 
 @pytest.mark.parametrize("text", ["mov.b32 %nope, 1;", "mov.b32 %r1 1;", "`"])
