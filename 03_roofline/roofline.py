@@ -44,7 +44,7 @@ CTA_SMEM_BYTES = 2 * 1024  # not the ring: 1 KB that the system keeps for each C
 MAX_STAGES = 8
 
 DEGREES = [0, *(2**k for k in range(12))]  # of the sweep: 0, 1, 2, 4, ... 2048
-UNROLL = 16  # steps of the polynomial between two branches: a branch per step would cost as much as the step
+UNROLL = 16  # steps of the polynomial between two branches: a branch per step would cost almost as much as the step
 
 
 @dataclass(frozen=True)

@@ -140,9 +140,11 @@ def _parser(stage: Stage) -> argparse.ArgumentParser:
         choices=(*SCHEDULES, "all"),
         help="when the emulator lets asynchronous work complete (default late); implies the emulator",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the random inputs and of --schedule random (default 0)")
+    parser.add_argument(
+        "--seed", type=_seed, default=0, help="of the random inputs and of --schedule random (default 0)"
+    )
     parser.add_argument("--dump", choices=DUMPS, help="print the kernel in this form and stop")
-    parser.add_argument("--json", metavar="FILE", help="also write everything to FILE")
+    parser.add_argument("--json", type=_writable, metavar="FILE", help="also write everything to FILE")
     parser.add_argument(
         "--counters",
         action="store_true",
@@ -155,6 +157,21 @@ def _parser(stage: Stage) -> argparse.ArgumentParser:
             "--out", metavar="FOLDER", type=Path, default=Path("."), help="for the files it leaves (default: here)"
         )
     return parser
+
+
+def _seed(text: str) -> int:
+    """A seed as torch takes it. Raises ArgumentTypeError for any other text."""
+    if not text.isdecimal() or int(text) >= 1 << 63:
+        raise argparse.ArgumentTypeError(f"a seed is a number from 0 to 2^63 - 1, not {text}")
+    return int(text)
+
+
+def _writable(text: str) -> str:
+    """The name of a file that can be written; found out before the work, not after it."""
+    path = Path(text)
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"cannot write {text}")
+    return text
 
 
 def _flag(name: str) -> str:
@@ -251,7 +268,10 @@ def _emulator_errors() -> tuple[type[BaseException], ...]:
 
 def main(stage: Stage, argv: list[str] | None = None) -> int:
     """Run a stage's command line and return its exit status."""
-    args = _parser(stage).parse_args(argv)
+    parser = _parser(stage)
+    args = parser.parse_args(argv)
+    if args.dump and args.json:
+        parser.error("--dump prints the kernel and stops: there is nothing for --json to write")
     try:
         _run(stage, args)
     except BadSize as error:

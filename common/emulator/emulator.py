@@ -13,6 +13,7 @@ import numpy as np
 
 from common.emulator.faults import LaunchError
 from common.emulator.hardware.tensor_map import TensorMap
+from common.emulator.isa.register_pool import entry_count
 from common.emulator.machine.counters import Counters
 from common.emulator.machine.events import SCHEDULES
 from common.emulator.machine.memory import FUNCTION_BASE, GlobalMemory, Region, host_bytes
@@ -83,7 +84,10 @@ class Emulator:
         explicit = cluster is not None or "reqnctapercluster" in program.kernel.directives
         shared_bytes = _whole(shared_bytes)
         layout, shared_size = place_shared(program, shared_bytes)
-        launch = Launch(_extent(grid), _extent(block), shape, explicit, shared_bytes, self.limits, shared_size)
+        registers = entry_count(program.kernel.directives, self.limits.registers_per_sm) or 0
+        launch = Launch(
+            _extent(grid), _extent(block), shape, explicit, shared_bytes, self.limits, shared_size, registers
+        )
         check_launch(program, launch)
         memory = GlobalMemory()
         machine = Machine(program, memory, launch, self.schedule, self.seed)

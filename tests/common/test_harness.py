@@ -66,6 +66,26 @@ def test_bad_sizes_are_refused_before_anything_is_built(flags, capsys):
     assert "bad size: rows is" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--json", "/nowhere/out.json"], "cannot write"),
+        (["--json", "/"], "cannot write"),
+        (["--dump", "ptx", "--json", "out.json"], "nothing for --json"),
+        (["--seed", "-1"], "a seed is a number"),
+        (["--seed", str(1 << 64)], "a seed is a number"),
+        (["--seed", "x"], "a seed is a number"),
+    ],
+)
+def test_flags_that_cannot_work_exit_with_2_before_anything_is_built(flags, message, capsys):
+    def build_nothing(config):
+        raise AssertionError("built")
+
+    with pytest.raises(SystemExit) as stop:
+        main(toy_stage(kernel=build_nothing), flags)
+    assert stop.value.code == 2 and message in capsys.readouterr().err
+
+
 def test_unknown_flags_exit_with_2(capsys):
     with pytest.raises(SystemExit) as stop:
         main(toy_stage(), ["--dtype", "int8"])

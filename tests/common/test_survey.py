@@ -31,7 +31,7 @@ def test_the_loop_of_the_fma_kernel_is_fmas() -> None:
 
 def test_on_a_gpu_every_point_is_timed_against_roofs_of_the_same_run(tmp_path, monkeypatch) -> None:
     """The GPU is the emulator here; clock and ceilings are made up."""
-    stage, sizes = load_stage(3), {"rows": 8, "cols": 256}
+    stage = load_stage(3)
     on_cpu = survey.make_arguments
     monkeypatch.setattr(survey, "make_arguments", lambda stage, config, seed, device: on_cpu(stage, config, seed))
     verify_once = survey.verify_once
@@ -42,7 +42,7 @@ def test_on_a_gpu_every_point_is_timed_against_roofs_of_the_same_run(tmp_path, m
     monkeypatch.setattr(bench, "measure_copy", lambda clock, runs: SimpleNamespace(gigabytes_per_second=4000))
     monkeypatch.setattr(fma_peak, "measure_fma", lambda sms, arch, clock, runs: 50e12)
     device = Device("cuda", "GPU", "sm_90a", B200_SMS, "asked for")
-    outcome = SimpleNamespace(stage=stage, config=stage.config(**sizes), device=device, kernel=stage.build(**sizes))
+    outcome = SimpleNamespace(stage=stage, config=stage.config(), device=device, kernel=stage.build())
     text = survey.survey(outcome, "degree", [0, 4], tmp_path)
     assert text.count("measured") == 4 and "cited" in text
     seconds, moved = 1e-6, stage.bytes_moved(outcome.config)

@@ -10,7 +10,7 @@ from common.emulator.isa.device_functions import BUILTINS
 from common.emulator.isa.registry import Control, Decoded, Run, instruction
 from common.emulator.machine.mask import Mask
 from common.emulator.machine.memory import FUNCTION_BASE
-from common.emulator.ptx.module import Arguments, Function, Instruction, Operand, Register, Symbol
+from common.emulator.ptx.module import Arguments, Function, Immediate, Instruction, Operand, Register, Symbol
 
 
 class Branch(Control):
@@ -206,7 +206,8 @@ def _call_operands(operands: tuple[Operand, ...]) -> tuple[tuple, Operand, tuple
     rest = list(operands)
     results = rest.pop(0).items if isinstance(rest[0], Arguments) else ()
     callee = rest.pop(0)
-    arguments = rest.pop(0).items if rest and isinstance(rest[0], Arguments) else ()
+    arguments = rest.pop(0) if rest and isinstance(rest[0], (Arguments, Immediate)) else ()
+    arguments = arguments.items if isinstance(arguments, Arguments) else (arguments,) if arguments else ()
     return results, callee, arguments
 
 

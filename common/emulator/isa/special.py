@@ -187,14 +187,18 @@ def decode_sleep(inst: Instruction, b: Binder) -> Decoded:
     mods = b.modifiers(inst)
     mods.one_of("u32")
     mods.done()
-    b.read(inst.operands[0], "u32")
-    return Sleep()
+    return Sleep(b.read(inst.operands[0], "u32"))
 
 
 class Sleep(Control):
-    """Time is not simulated: the others go first."""
+    """The others go first, and the clocks move on by the time asked for."""
+
+    def __init__(self, duration: int) -> None:
+        super().__init__()
+        self.duration = duration
 
     def run(self, cta, path) -> None:
+        cta.machine.ticks += int(cta.frame[self.duration][path.mask.numbers].max())
         cta.give_way(path, lambda: "in nanosleep: it polls for something that does not happen")
 
 

@@ -146,6 +146,7 @@ class _Issue:
     """`issue(f, lane, cta)` of one instruction of the program."""
 
     def __init__(self, inst: Instruction, form: MmaForm, slots: _Slots) -> None:
+        self._inst = inst
         self._issuer = Issuer(inst)
         self._form = form
         self._slots = slots
@@ -170,6 +171,8 @@ class _Issue:
         keep = f[slots.enable].item(lane)
         counters = cta.machine.counters
         counters.events[plan.label] += 1
+        shape = plan.descriptor
+        counters.add_operations(self._inst, f"tensor {shape.form.kind}", 2 * shape.m * shape.n * shape.k)
         counters.bytes["MMA shared read"] += plan.shared_bytes
         if keep and not slots.shift and _join(key, step, cta):
             return

@@ -43,7 +43,11 @@ class Limits:
 
 @dataclass(frozen=True)
 class Launch:
-    """The shape of a launch. `shared_size` counts the reserved first KB, static and dynamic SMEM of a CTA, in bytes."""
+    """The shape of a launch.
+
+    `shared_size` counts the reserved first KB, static and dynamic SMEM of a CTA, in bytes. `registers` is how many a
+    thread starts with where the kernel's directives fix it, else 0.
+    """
 
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
@@ -52,6 +56,7 @@ class Launch:
     dynamic_shared: int
     limits: Limits
     shared_size: int = 0
+    registers: int = 0
 
     @property
     def threads(self) -> int:
@@ -81,6 +86,7 @@ class Launch:
             self.limits.ctas_per_sm,
             self.limits.warps_per_sm // warps,
             self.limits.shared_per_sm // max(self.shared_size, 1),
+            self.limits.registers_per_sm // max(self.registers * warps * WARP, 1),
         )
         return max(per_sm, 1) * self.sm_groups
 

@@ -1,5 +1,7 @@
 """Whole programs in CUDA C++, compiled by NVRTC, against NumPy: what a reader might write in an afternoon."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -14,6 +16,7 @@ from common.emulator import (
     PtxSyntaxError,
     UnsupportedInstruction,
 )
+from common.emulator.machine.scheduler import Limits
 from tests.common.emulator.cuda import compile_ptx
 
 SCHEDULES = ["late", "early", "random"]
@@ -442,6 +445,14 @@ def test_instructions_with_wrong_operands_are_refused(text: str) -> None:
     assert caught.value.place.ptx_line == 5
 
 
+@pytest.mark.parametrize("argument", ["%r1", "7"])
+def test_calls_with_registers_or_constants_are_refused(argument: str) -> None:
+    ptx = ".version 8.7\n.target sm_90\n.address_size 64\n.func f(.reg .b32 x) { ret; }\n"
+    ptx += f".entry k() {{ .reg .b32 %r<2>; call f, ({argument}); ret; }}"
+    with pytest.raises(UnsupportedInstruction, match="must be .param variables"):
+        Emulator().launch(ptx, "k", grid=1, block=1)
+
+
 def test_wrong_arguments_are_refused() -> None:
     with pytest.raises(LaunchError, match="takes 2 arguments"):
         launch(STORE, np.zeros(64, np.int32))
@@ -466,3 +477,32 @@ def test_memory_does_not_grow_with_the_number_of_ctas() -> None:
         tracemalloc.stop()
         assert (out.reshape(grid, 32) == np.arange(grid)[:, None]).all()
     assert peaks[1] < peaks[0] * 1.5 + 200_000
+
+
+@each_schedule
+def test_a_sleeping_loop_ends_by_the_clock(schedule: str) -> None:
+    source = """
+    extern "C" __global__ void k(int* out) {
+      long long start = clock64();
+      while (clock64() - start < 1000000) __nanosleep(100);
+      out[threadIdx.x] = 1;
+    }"""
+    out = np.zeros(32, np.int32)
+    launch(source, out, schedule=schedule)
+    assert out.all()
+
+
+def test_registers_that_the_kernel_fixes_limit_how_many_ctas_share_an_sm() -> None:
+    source = """
+    extern "C" __global__ void __launch_bounds__(512, {ctas}) k(volatile int* arrived) {
+      if (threadIdx.x == 0) { atomicAdd((int*)arrived, 1); while (*arrived < 2) {} }
+    }"""
+    one_sm = Limits(sm_count=1)
+    for ctas in (2, 1):
+        ptx = compile_ptx(source.replace("{ctas}", str(ctas)))
+        run = partial(Emulator(limits=one_sm).launch, ptx, "k", grid=2, block=512, args=[np.zeros(1, np.int32)])
+        if ctas == 2:
+            run()
+        else:
+            with pytest.raises(Deadlock, match="polls memory"):
+                run()

@@ -303,6 +303,7 @@ def test_steps_inside_a_swizzle_atom_accumulate(schedule):
     memory, run = run_mma(mma_text("f16"), instructions, image, schedule=schedule)
     close(accumulator(memory, (128, 64), "D"), a, b)
     assert run.counters.events["tcgen05.mma.cta_group::1.kind::f16 128x64x16 f16 f16 f32"] == 4
+    assert run.counters.flops["tensor f16"] == 4 * 2 * 128 * 64 * 16
 
 
 @pytest.mark.parametrize("seed", range(3))
