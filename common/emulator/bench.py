@@ -15,6 +15,8 @@ from tabulate import tabulate
 
 from common.compiler import compile_cuda
 from common.emulator import Emulator, TensorMap
+from common.emulator.hardware.tensor_map import load_tile, store_tile
+from common.emulator.machine.memory import GLOBAL_BASE
 
 HEADER = ".version 8.6\n.target sm_100a\n.address_size 64\n"
 SCHEDULES = ("late", "early", "random")
@@ -55,7 +57,7 @@ def _seconds(launch: Callable[[], object]) -> float:
 
 
 def arithmetic(schedule: str) -> tuple[str, str]:
-    """Straight-line integer and float arithmetic of one warpgroup (128 threads)."""
+    """Straight-line integer and float arithmetic of two warpgroups (256 threads)."""
     repeat = 200
     lines = []
     for place in range(100):
@@ -71,29 +73,28 @@ def arithmetic(schedule: str) -> tuple[str, str]:
       sub.u32 %n, %n, 1; setp.ne.u32 %p, %n, 0; @%p bra LOOP;
       ret;
     }}"""
-    run = Emulator(schedule).launch(ptx, "k", grid=1, block=128)
+    run = Emulator(schedule).launch(ptx, "k", grid=1, block=256)
     count = run.counters.warp_instructions
-    seconds = _seconds(lambda: Emulator(schedule).launch(ptx, "k", grid=1, block=128))
-    return f"{count:,} warp-instructions of 4 warps", f"{count / seconds / 1e6:.2f} M warp-instructions/s"
+    seconds = _seconds(lambda: Emulator(schedule).launch(ptx, "k", grid=1, block=256))
+    return f"{count:,} warp-instructions of 8 warps", f"{count / seconds / 1e6:.2f} M warp-instructions/s"
 
 
-def tensor_copies(schedule: str) -> tuple[str, str]:
-    """TMA loads and stores of 32 KB tiles (256 rows of 128 bytes, 128B swizzle), four in flight at a time."""
-    tiles, rows, in_flight = 512, 256, 4
-    size = rows * 128
-    load = "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-    store = "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group"
-    place = "add.u32 %at, %row, {0}; add.u32 %s, %pool, {1};"
-    places = [place.format(rows * n, size * n) for n in range(in_flight)]
-    loads = "\n".join(f"{at} {load} [%s], [%from, {{%zero, %at}}], [%bar];" for at in places)
-    stores = "\n".join(f"{at} {store} [%to, {{%zero, %at}}], [%s];" for at in places)
+def tensor_copies(schedule: str, slabs: int) -> tuple[str, str]:
+    """TMA loads and stores, 128 KB in flight, in boxes of `slabs` x 256 rows of 128 bytes (32 KB a slab)."""
+    count, in_flight = 512, 4
+    size = 256 * 128
+    load = "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+    store = "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group"
+    places = [f"add.u32 %at, %slab, {n}; add.u32 %s, %pool, {size * n};" for n in range(0, in_flight, slabs)]
+    loads = "\n".join(f"{at} {load} [%s], [%from, {{%zero, %zero, %at}}], [%bar];" for at in places)
+    stores = "\n".join(f"{at} {store} [%to, {{%zero, %zero, %at}}], [%s];" for at in places)
     ptx = f"""{HEADER}
     .extern .shared .align 1024 .b8 pool[];
     .visible .entry k(.param .align 64 .b8 source[128], .param .align 64 .b8 target[128]) {{
-      .reg .b32 %pool; .reg .b32 %s; .reg .b32 %at; .reg .b32 %bar; .reg .b32 %row; .reg .b32 %zero; .reg .b32 %parity;
+      .reg .b32 %pool; .reg .b32 %s; .reg .b32 %at; .reg .b32 %bar; .reg .b32 %slab; .reg .b32 %zero; .reg .b32 %parity;
       .reg .pred %p; .reg .b64 %from; .reg .b64 %to;
       mov.b64 %from, source; mov.b64 %to, target; mov.u32 %pool, pool; add.u32 %bar, %pool, {size * in_flight};
-      mov.u32 %zero, 0; mov.u32 %row, 0; mov.u32 %parity, 0;
+      mov.u32 %zero, 0; mov.u32 %slab, 0; mov.u32 %parity, 0;
       mbarrier.init.shared::cta.b64 [%bar], 1;
       LOOP: mbarrier.arrive.expect_tx.shared::cta.b64 _, [%bar], {size * in_flight};
       {loads}
@@ -101,22 +102,50 @@ def tensor_copies(schedule: str) -> tuple[str, str]:
       xor.b32 %parity, %parity, 1;
       {stores}
       cp.async.bulk.commit_group; cp.async.bulk.wait_group.read 0;
-      add.u32 %row, %row, {rows * in_flight}; setp.lt.u32 %p, %row, {rows * tiles}; @%p bra LOOP;
+      add.u32 %slab, %slab, {in_flight}; setp.lt.u32 %p, %slab, {count}; @%p bra LOOP;
       cp.async.bulk.wait_group 0;
       ret;
     }}"""
-    source = np.random.default_rng(0).integers(0, 1 << 16, (rows * tiles, 64), dtype=np.uint16)
+    source = np.random.default_rng(0).integers(0, 1 << 16, (count, 256, 64), dtype=np.uint16)
     target = np.zeros_like(source)
 
+    def tensor_map(array: np.ndarray) -> TensorMap:
+        return TensorMap("uint16", array, [64, 256, count], [128, size], [64, 256, slabs], swizzle="128B")
+
     def launch() -> None:
-        maps = [TensorMap("uint16", a, [64, rows * tiles], [128], [64, rows], swizzle="128B") for a in (source, target)]
-        Emulator(schedule).launch(ptx, "k", grid=1, block=1, shared_bytes=size * in_flight + 8, args=maps)
+        args = [tensor_map(source), tensor_map(target)]
+        Emulator(schedule).launch(ptx, "k", grid=1, block=1, shared_bytes=size * in_flight + 8, args=args)
 
     seconds = _seconds(launch)
     if not np.array_equal(source, target):
         raise AssertionError("the copy is wrong")
     moved = 2 * source.nbytes
-    return f"{moved / 2**20:.0f} MiB by TMA, loads and stores", f"{moved / seconds / 1e9:.2f} GB/s"
+    return f"{moved / 2**20:.0f} MiB in boxes of {32 * slabs} KB", f"{moved / seconds / 1e9:.2f} GB/s"
+
+
+def tiles_alone(schedule: str) -> tuple[str, str]:
+    """What the copy engine moves when no instruction has to be executed for it: 32 KB boxes, 128B swizzle."""
+    count, size = 512, 256 * 128
+    source = np.random.default_rng(0).integers(0, 1 << 16, (count, 256, 64), dtype=np.uint16)
+    tile = TensorMap("uint16", source, [64, 256, count], [128, size], [64, 256, 1], swizzle="128B").descriptor(
+        GLOBAL_BASE
+    )
+    flat, shared = source.reshape(-1).view(np.uint8), np.zeros(2 * size, np.uint8)
+
+    def launch() -> None:
+        for slab in range(count):
+            load_tile(tile, [0, 0, slab], flat, GLOBAL_BASE, shared, size)
+            store_tile(tile, [0, 0, slab], flat, GLOBAL_BASE, shared, size)
+
+    return "32 MiB, the copies alone", f"{2 * source.nbytes / _seconds(launch) / 1e9:.2f} GB/s"
+
+
+def small_tensor_copies(schedule: str) -> tuple[str, str]:
+    return tensor_copies(schedule, slabs=1)
+
+
+def large_tensor_copies(schedule: str) -> tuple[str, str]:
+    return tensor_copies(schedule, slabs=4)
 
 
 def matrix_product(schedule: str) -> tuple[str, str]:
@@ -154,7 +183,7 @@ def main() -> None:
     parser.add_argument("--schedule", choices=SCHEDULES, help="only this schedule (default: late and early)")
     chosen = parser.parse_args().schedule
     rows = []
-    for case in (arithmetic, tensor_copies, matrix_product, launches):
+    for case in (arithmetic, tiles_alone, small_tensor_copies, large_tensor_copies, matrix_product, launches):
         for schedule in (chosen,) if chosen else SCHEDULES[:2]:
             what, figure = case(schedule)
             rows.append((case.__name__.replace("_", " "), schedule, what, figure))
