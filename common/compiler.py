@@ -82,12 +82,12 @@ def pip_toolkit() -> Path | None:
     spec = importlib.util.find_spec("nvidia")
     for parent in spec.submodule_search_locations or () if spec else ():
         root = Path(parent) / "cu13"
-        if _include_paths(root):
+        if include_paths(root):
             return root
     return None
 
 
-def _include_paths(root: Path) -> list[Path]:
+def include_paths(root: Path) -> list[Path]:
     """Header folders of a toolkit, empty when the CUDA runtime's or libcu++'s are not there."""
     bases = [root / "include", *sorted(root.glob("targets/*-linux/include"))]
     folders = [folder for base in bases for folder in (base, base / "cccl") if folder.is_dir()]
@@ -103,7 +103,7 @@ def toolkit() -> tuple[Path, bool]:
         return pip, True
     system = [os.environ.get("CUDA_PATH"), os.environ.get("CUDA_HOME"), "/usr/local/cuda"]
     for root in filter(None, system):
-        if _include_paths(Path(root)):
+        if include_paths(Path(root)):
             return Path(root), False
     raise CompileError(
         "no CUDA headers: run `make setup`, or install nvidia-cuda-nvrtc, nvidia-cuda-runtime, nvidia-cuda-crt and "
@@ -117,7 +117,7 @@ def _options(arch: str, root: Path) -> list[str]:
         f"--gpu-architecture={arch}",
         "-default-device",
         "--device-int128",
-        *(f"-I{path}" for path in _include_paths(root)),
+        *(f"-I{path}" for path in include_paths(root)),
         "-D__NV_SILENCE_DEPRECATION_BEGIN=",
         "-D__NV_SILENCE_DEPRECATION_END=",
         "-D__NV_SILENCE_HOST_DEPRECATION_BEGIN=",

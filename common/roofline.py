@@ -12,12 +12,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from common.stage import B200_SMS
+
 MEASURED, COUNTED, MODELLED, CITED = "measured", "counted", "modelled", "cited"
 MEMORY, COMPUTE = "memory", "compute"
 FP32, TENSOR = "fp32", "tensor"
 
 CLOCK = 1.965e9  # Hz, the B200's highest SM clock
-SMS = 148
+SMS = B200_SMS
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from common.emulator.machine.events import SCHEDULES
+
 if TYPE_CHECKING:
     from common.stage import Config, Stage
-
-SCHEDULES = ("late", "early", "random")
 
 _NORM = {torch.float16: 1e-3, torch.bfloat16: 5e-3, torch.float32: 1e-5, torch.float64: 1e-12}
 _FLOAT32_STEP = 2.0**-24

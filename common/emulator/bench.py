@@ -16,10 +16,10 @@ from tabulate import tabulate
 from common.compiler import compile_cuda
 from common.emulator import Emulator, TensorMap
 from common.emulator.hardware.tensor_map import load_tile, store_tile
+from common.emulator.machine.events import SCHEDULES
 from common.emulator.machine.memory import GLOBAL_BASE
 
 HEADER = ".version 8.6\n.target sm_100a\n.address_size 64\n"
-SCHEDULES = ("late", "early", "random")
 
 # D = A B^T, one 64 x 64 tile per warp. Fragments come straight from global memory: what counts here is mma.sync.
 MATRIX_PRODUCT = """

@@ -10,6 +10,7 @@ A decoder gets the `Instruction` and a `Binder` and returns one of
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 Run = Callable[[list, "Mask", "ThreadBlock"], None]
 
 
-class Control:
+class Control(ABC):
     """An instruction that decides where a path goes next, or that it must wait.
 
     `run` must leave the path with a next position (`cta.advance(path)`, `cta.jump(path, segment)`), waiting
@@ -42,11 +43,13 @@ class Control:
         self.segments: tuple[int, ...] = ()
         self.next = -1
 
-    def link(self) -> None:
-        """Called once `segments` and `next` are known."""
+    def link(self, segments: tuple[int, ...], following: int) -> None:
+        """Called once the segments of the targets and the segment that follows are known."""
+        self.segments, self.next = segments, following
 
+    @abstractmethod
     def run(self, cta: ThreadBlock, path: Path) -> None:
-        raise NotImplementedError
+        """Executes the instruction for the lanes of the path."""
 
 
 class Collective:

@@ -6,6 +6,7 @@ also where the ISA says that it only may (dealloc, relinquish), except under the
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -102,8 +103,9 @@ class Management(Control):
         use_cta_group(cta, self.group)
         self.execute(cta, path, tensor_memory(cta))
 
+    @abstractmethod
     def execute(self, cta: ThreadBlock, path: Path, memory: TensorMemory) -> None:
-        raise NotImplementedError
+        """Executes the instruction for the one whole warp of the path."""
 
     def meet(self, cta: ThreadBlock, memory: TensorMemory, place: int, value: tuple[int, ...]) -> Meeting:
         meeting = cta.cluster.unit(PairMeetings).join(self.kind, memory, place, value)

@@ -53,7 +53,6 @@ class Events:
     def __init__(self, schedule: str, generator: random.Random) -> None:
         self.schedule = schedule
         self.pending: list[Operation] = []
-        self.completed = 0
         self._random = generator
 
     def issue(self, operation: Operation) -> Operation:
@@ -101,7 +100,6 @@ class Events:
     def _step(self, operation: Operation) -> None:
         step = operation.steps[operation.position]
         operation.position += 1
-        self.completed += 1
         try:
             step()
         except EmulatorError as error:

@@ -30,7 +30,7 @@ class Mask:
     @property
     def index(self) -> slice | np.ndarray:
         if self._index is None:
-            self._index = np.flatnonzero(self.lanes)
+            self._index = self.numbers
         return self._index
 
     @property

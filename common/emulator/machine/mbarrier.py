@@ -60,11 +60,6 @@ def phase_of(state: int) -> int:
     return state >> 61 & 3
 
 
-def pending_of(state: int) -> int:
-    """The pending arrivals in a state word."""
-    return state & LIMIT
-
-
 class Mbarriers:
     """The live mbarriers of a CTA by offset."""
 

@@ -26,7 +26,6 @@ LOCAL_WINDOW = 0x0200_0000_0000
 GLOBAL_BASE = 0x7000_0000_0000
 GUARD = 1 << 20
 FUNCTION_BASE = 0x100  # function number n has address FUNCTION_BASE + its entry segment
-ALIGNMENT = 1024
 RANK_SHIFT = 24
 RANK_MASK = (1 << RANK_SHIFT) - 1
 RESERVED_SHARED = 1024
@@ -141,9 +140,6 @@ class GlobalMemory:
             lanes=lanes,
             address=shown,
         )
-
-    def describe(self) -> list[str]:
-        return [str(region) for region in self._regions]
 
 
 def host_bytes(value: Any) -> np.ndarray:

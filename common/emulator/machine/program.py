@@ -85,7 +85,9 @@ class Compiler:
                 self._function(self.module.functions[name])
         self._refuse_recursion()
         self._link()
-        guard_loads(self.segments, [self._successors(segment) for segment in self.segments], self.function_entries)
+        successors = [self._successors(segment) for segment in self.segments]
+        self._order(successors)
+        guard_loads(self.segments, successors, self.function_entries)
         self.local_bytes = -(-self.local_bytes // 16) * 16
         return Program(
             self.module, kernel, self.segments, self.function_entries[kernel.name], self.function_entries,
@@ -212,11 +214,10 @@ class Compiler:
         for segment in self.segments:
             control = segment.control
             if control is not None:
-                control.next = segment.next
-                control.segments = tuple(self._target(segment, name) for name in control.targets)
-                control.link()
+                control.link(tuple(self._target(segment, name) for name in control.targets), segment.next)
+
+    def _order(self, successors: list[list[int]]) -> None:
         for entry in self.function_entries.values():
-            successors = [self._successors(segment) for segment in self.segments]
             for order, index in enumerate(convergence_order(successors, entry)):
                 self.segments[index].order = order
 
@@ -257,10 +258,10 @@ class GuardedControl(Control):
         self.after = inner.after
         self.skipped = -1  # where the other lanes go on
 
-    def link(self) -> None:
-        self.skipped = self.next if self.otherwise < 0 else self.otherwise
-        self.inner.next, self.inner.segments = self.next, self.segments
-        self.inner.link()
+    def link(self, segments: tuple[int, ...], following: int) -> None:
+        super().link(segments, following)
+        self.skipped = following if self.otherwise < 0 else self.otherwise
+        self.inner.link(segments, following)
 
     def run(self, cta, path) -> None:
         if path.retrying:
@@ -326,8 +327,3 @@ def compile_kernel(module: Module, name: str) -> Program:
         raise LaunchError(f"no kernel {name!r} in this PTX: it has {', '.join(module.entries) or 'none'}")
     load_families()
     return Compiler(module, name).compile()
-
-
-def poison(array: np.ndarray) -> None:
-    """Fills an array with the pattern that every float format reads as NaN."""
-    array.view(np.uint8)[...] = 0xFF

@@ -139,11 +139,6 @@ class ThreadBlock:
             self._units[kind] = kind(self)
         return self._units[kind]
 
-    @property
-    def shared_address(self) -> int:
-        """The CTA's own window as a 32-bit shared address: offsets are added to it."""
-        return self.rank << RANK_SHIFT
-
     def clock(self, name: str) -> int:
         """Value of %clock, %clock64, %globaltimer, ...: counts what the machine did, not time."""
         ticks = self.machine.tick()

@@ -648,8 +648,6 @@ class _Parser:
     def _resolve(self, function: Function, pending: list[tuple[Instruction, _Scope]]) -> None:
         for instruction, scope in pending:
             instruction.operands = tuple(self._resolved(operand, scope) for operand in instruction.operands)
-        for name, targets in function.branch_targets.items():
-            function.branch_targets[name] = tuple(targets)
 
     def _resolved(self, operand: Operand, scope: _Scope) -> Operand:
         if isinstance(operand, Symbol):

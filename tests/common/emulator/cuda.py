@@ -7,7 +7,7 @@ from functools import cache
 
 from cuda.bindings import nvrtc
 
-from common.compiler import toolkit
+from common.compiler import include_paths, toolkit
 
 
 @cache
@@ -16,8 +16,7 @@ def compile_ptx(source: str, arch: str = "sm_100a", options: tuple[str, ...] = (
     root, _ = toolkit()
     flags = [
         f"--gpu-architecture={arch.replace('sm_', 'compute_')}",
-        f"-I{root}/include",
-        f"-I{root}/include/cccl",
+        *(f"-I{path}" for path in include_paths(root)),
         "--std=c++17",
         "-lineinfo",
         *options,

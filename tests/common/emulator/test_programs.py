@@ -16,10 +16,10 @@ from common.emulator import (
     PtxSyntaxError,
     UnsupportedInstruction,
 )
+from common.emulator.machine.events import SCHEDULES
 from common.emulator.machine.scheduler import Limits
 from tests.common.emulator.cuda import compile_ptx
 
-SCHEDULES = ["late", "early", "random"]
 each_schedule = pytest.mark.parametrize("schedule", SCHEDULES)
 
 

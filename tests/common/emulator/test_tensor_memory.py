@@ -6,8 +6,8 @@ import torch
 
 from common.build import build
 from common.emulator import Emulator, TensorMemoryFault
+from common.emulator.machine.events import SCHEDULES
 from tests.common.emulator.cuda import compile_ptx
-from tests.common.emulator.isa.tensor_programs import SCHEDULES
 from tests.common.emulator.tensor_memory_kernels import CP_LANES, shared_to_tensor_memory, through_tensor_memory
 
 # Every shape stores once and loads once. A build takes seconds: the sweep over all pairs is left to the PTX tests.

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from common.emulator import Emulator, Run
+from common.emulator.machine.events import SCHEDULES
 from tests.common.emulator.cuda import compile_ptx
 
-SCHEDULES = ("late", "early", "random")
 each_schedule = pytest.mark.parametrize("schedule", SCHEDULES)
 
 PRELUDE = r"""

@@ -6,8 +6,6 @@ import numpy as np
 
 from common.emulator import Emulator
 
-SCHEDULES = ("late", "early", "random")
-
 
 def program(
     body: str,

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from common.emulator import Emulator, InvalidAddress, Misaligned, OutOfBounds, UnsupportedInstruction
+from common.emulator.machine.events import SCHEDULES
 from common.emulator.numerics import formats
 from tests.common.emulator.cuda import compile_ptx
 from tests.common.emulator.ptx_kernels import run_lanes
 
 LANES = 96
-SCHEDULES = ("late", "early", "random")
 WIDTHS = {
     "b16": 16, "b32": 32, "b64": 64, "u32": 32, "u64": 64, "s32": 32, "s64": 64, "f32": 32, "f64": 64,
     "f16": 16, "bf16": 16, "f16x2": 32, "bf16x2": 32,

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from common.emulator import BarrierFault, Deadlock, Emulator, UnsupportedInstruction
+from common.emulator.machine.events import SCHEDULES
 from tests.common.emulator.cuda import compile_ptx
 from tests.common.emulator.ptx_kernels import run_lanes
 
-SCHEDULES = ["late", "early", "random"]
 each_schedule = pytest.mark.parametrize("schedule", SCHEDULES)
 
 

@@ -5,9 +5,9 @@ import pytest
 
 from common.build import build
 from common.emulator import Deadlock, Emulator, Fault
+from common.emulator.machine.events import SCHEDULES
 from common.emulator.machine.scheduler import Limits
 from tests.common.emulator.cluster_launch_kernels import count_tiles
-from tests.common.emulator.isa.tensor_programs import SCHEDULES
 
 
 def kernel(body: str) -> str:

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from common.emulator import Emulator, InvalidAddress, Misaligned, OutOfBounds, PtxSyntaxError, UnsupportedInstruction
+from common.emulator.machine.events import SCHEDULES
 from tests.common.emulator.cuda import compile_ptx
 from tests.common.emulator.ptx_kernels import UNWRITTEN, run_lanes
 
 LANES = 64
-SCHEDULES = ("late", "early", "random")
 INTEGERS = ["b8", "u8", "s8", "b16", "u16", "s16", "b32", "u32", "s32", "b64", "u64", "s64"]
 SPACES = [
     "global",

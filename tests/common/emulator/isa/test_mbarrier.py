@@ -16,10 +16,10 @@ from common.emulator import (
     ProgramTrap,
     UnsupportedInstruction,
 )
+from common.emulator.machine.events import SCHEDULES
 from tests.common.emulator.cuda import compile_ptx
 from tests.common.emulator.ptx_kernels import run_lanes
 
-SCHEDULES = ["late", "early", "random"]
 each_schedule = pytest.mark.parametrize("schedule", SCHEDULES)
 LIMIT = (1 << 20) - 1
 VARIABLES = ".shared .align 8 .b64 bar; .shared .align 8 .b64 spare;"

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from common.emulator import Emulator, UnsupportedInstruction
+from common.emulator.machine.events import SCHEDULES
 from common.emulator.numerics import formats
 from tests.common.emulator.cuda import compile_ptx
 from tests.common.emulator.isa.matrix_programs import LAYOUTS, pack, unpack
 from tests.common.emulator.ptx_kernels import UNWRITTEN, run_lanes
 
-SCHEDULES = ("late", "early", "random")
 BITS = {
     "f64": 64, "tf32": 32, "f16": 16, "bf16": 16, "e4m3": 8, "e5m2": 8, "e3m2": 8, "e2m3": 8, "e2m1": 8,
     "s8": 8, "u8": 8, "s4": 4, "u4": 4,

@@ -7,8 +7,8 @@ import pytest
 
 from common.emulator import Deadlock, DivergenceFault, Emulator, Fault, UnsupportedInstruction
 from common.emulator.isa.register_pool import entry_count
+from common.emulator.machine.events import SCHEDULES
 
-SCHEDULES = ("late", "early", "random")
 KERNEL = """
 .version 9.0
 .target sm_100a

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from common.emulator import Deadlock, Emulator, TensorMemoryFault
+from common.emulator.machine.events import SCHEDULES
 from common.emulator.machine.scheduler import Limits
-from tests.common.emulator.isa.tensor_programs import SCHEDULES
 
 B200 = Limits()
 ONE_SM = Limits(sm_count=1)  # CTAs share its tensor memory

@@ -13,8 +13,8 @@ from common.emulator import (
     TensorMemoryFault,
     UnsupportedInstruction,
 )
+from common.emulator.machine.events import SCHEDULES
 from tests.common.emulator.isa.tensor_programs import (
-    SCHEDULES,
     WAIT_BARRIER,
     launch,
     program,

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from common.emulator import DivergenceFault, Emulator, TensorMemoryFault, UnsupportedInstruction
+from common.emulator.machine.events import SCHEDULES
 from tests.common.emulator.isa.tensor_programs import (
-    SCHEDULES,
     launch,
     load_inputs,
     program,

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from common.emulator import Emulator
+from common.emulator.machine.events import SCHEDULES
 from common.emulator.machine.operations import operations_of
 from common.emulator.ptx.module import Instruction
 
-SCHEDULES = ("late", "early", "random")
 HEADER = ".version 9.0\n.target sm_100a\n.address_size 64\n"
 
 
