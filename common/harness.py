@@ -238,7 +238,7 @@ def _run(stage: Stage, args: argparse.Namespace) -> None:
     if args.dump:
         print(_dump(kernel, args.dump))
         return
-    sizes = ", ".join(f"{name} {value}" for name, value in config.values.items())
+    sizes = ", ".join(f"{item.name} {config.values[item.name]}" for item in (*stage.sizes, *stage.options))
     print(f"stage {stage.number:02d}: {stage.title}; {sizes}, {config.dtype}")
     driver = f", driver {device.driver}" if device.driver else ""
     print(f"device: {device.name}{driver} ({device.reason})")

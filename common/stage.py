@@ -80,12 +80,17 @@ class Size:
 
 @dataclass(frozen=True)
 class Option:
-    """A named choice of a stage, `--name value` on the command line, `config.name` in the stage."""
+    """A named choice of a stage, `--name value` on the command line, `config.name` in the stage.
+
+    `presets` maps a choice to the sizes that it brings, name -> value: they take the place of the defaults, and a size
+    that is given takes theirs.
+    """
 
     name: str
     choices: Sequence[str]
     default: str
     help: str = ""
+    presets: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -149,14 +154,16 @@ class Stage:
         Raises BadSize for a size below its minimum, an unknown dtype, choice or name, and whatever `check` refuses.
         """
         chosen: dict[str, Any] = {}
-        for size in self.sizes:
-            chosen[size.name] = values.pop(size.name, size.at(scale))
-            if chosen[size.name] < size.minimum:
-                raise BadSize(f"{size.name} is {chosen[size.name]}: it must be at least {size.minimum}")
+        preset: dict[str, int] = {}
         for option in self.options:
             chosen[option.name] = values.pop(option.name, option.default)
             if chosen[option.name] not in option.choices:
                 raise BadSize(f"{option.name} is {chosen[option.name]!r}: choose from {', '.join(option.choices)}")
+            preset.update(option.presets.get(chosen[option.name], {}))
+        for size in self.sizes:
+            chosen[size.name] = values.pop(size.name, preset.get(size.name, size.at(scale)))
+            if chosen[size.name] < size.minimum:
+                raise BadSize(f"{size.name} is {chosen[size.name]}: it must be at least {size.minimum}")
         if values:
             raise BadSize(f"stage {self.number:02d} has no size or option named {', '.join(sorted(values))}")
         dtype = dtype or self.dtypes[0]

@@ -1,0 +1,263 @@
+"""Stage 05, the first matrix product: tensor memory and tcgen05.mma.
+
+D = A B^T. A is (m, k), B is (n, k), D is (m, n), as a linear layer has them: A the activations, B the weights. Both are
+K-major: what is multiplied and summed up is contiguous. float16 or bfloat16 in, sums in float32, D rounded once to the
+type of A and B. Any m and n; k a multiple of 8, since the rows of a TMA tensor are multiples of 16 bytes.
+
+The tile in SMEM is that of stage 04, swizzled by 128 bytes. There, warps turned it over; here no warp looks at it. One
+thread describes it in 64 bits to the tensor core, which reads it from SMEM and sums where there is no register: in
+tensor memory, TMEM. What the warps still do is the epilogue, TMEM -> registers -> SMEM -> global memory.
+
+    --step single-tile   one tile of D, one block of K: descriptors, commit, fences
+           k-loop        one tile of D, any K: the accumulate flag, and a barrier's phase
+           tiled         any size: a grid of CTAs, edges that TMA fills and clips
+
+The steps are one kernel on problems of growing size. Run `python gemm_basic.py --help`, or `make stage-05`.
+`make diff-05` shows what changed since stage 04. From elsewhere: `build(m, n, k, dtype)` returns the kernel.
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+from tvm.backend.cuda.lang.pipeline import TCGen05Bar, TMABar
+from tvm.backend.cuda.tile_primitive.tma_utils import mma_shared_layout
+from tvm.script import tirx as T
+from tvm.script.tirx import tile as Tx
+from tvm.tirx.layout import tmem_datapath_layout
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from common.build import Kernel
+from common.harness import BadSize, Config, Option, Size, Stage, Tolerance, run_stage
+
+LANES = 32  # of a warp
+WARPS = 4  # of a CTA: one warpgroup, because each of its warps reaches a quarter of TMEM's 128 lanes
+CHUNK_BYTES = 16  # the grain of TMA's strides
+ATOM_BYTES = 128  # of a row that a 128-byte swizzle keeps together: the widest box, and the width of a stage
+SWIZZLE = 3  # TIRx's name for 128 bytes
+
+BLOCK_M = 128  # rows of a tile: one for each lane of TMEM
+BLOCK_N = 128  # columns of a tile: one column of TMEM each
+BLOCK_K = 64  # of K in a stage: ATOM_BYTES of either type, four instructions of 16
+TMEM_COLUMNS = BLOCK_N  # a quarter of the 512, so that as many CTAs as fit in SMEM can share an SM
+
+
+def make_kernel(config: Config):
+    """The TIRx function for one size and type: gemm(A, B, D)."""
+    m, n, k, dtype = config.m, config.n, config.k, config.dtype
+    TILES_M, TILES_N = -(-m // BLOCK_M), -(-n // BLOCK_N)
+    TILES = TILES_M * TILES_N
+    CTAS = TILES
+    K_BLOCKS = -(-k // BLOCK_K)
+    STAGE_BYTES = (BLOCK_M + BLOCK_N) * ATOM_BYTES
+
+    CHUNK = ATOM_BYTES // config.itemsize  # columns of D that are rounded, and stored, at a time
+    CHUNKS = BLOCK_N // CHUNK
+    D_STAGES = CHUNKS
+    D_LAYOUT = mma_shared_layout(dtype, SWIZZLE, (D_STAGES, BLOCK_M, CHUNK))
+    BY_TMA = n * config.itemsize % CHUNK_BYTES == 0  # or else no tensor map can express the rows of D
+
+    def first_row(tile):
+        return tile // TILES_N * BLOCK_M
+
+    def first_col(tile):
+        return tile % TILES_N * BLOCK_N
+
+    @T.prim_func
+    def gemm(A: T.Buffer((m, k), dtype), B: T.Buffer((n, k), dtype), D: T.Buffer((m, n), dtype)):
+        T.device_entry()
+        cta = T.cta_id([CTAS])
+        warpgroup = T.warpgroup_id([WARPS // 4])
+        warp = T.warp_id([WARPS])
+        lane = T.lane_id([LANES])
+        thread = T.thread_id([WARPS * LANES])
+
+        pool = T.SMEMPool()
+        full = TMABar(pool, 1)  # copy engine -> tensor core: the operands have landed
+        empty = TCGen05Bar(pool, 1)  # tensor core -> copy engine: they were read, the stage may be overwritten
+        finished = TCGen05Bar(pool, 1)  # tensor core -> epilogue: the sums of the tile are complete
+        tmem_address = pool.alloc((1,), "uint32")
+        a_stage = pool.alloc_tcgen05_mma_AB((BLOCK_M, BLOCK_K), dtype)
+        b_stage = pool.alloc_tcgen05_mma_AB((BLOCK_N, BLOCK_K), dtype)
+        d_ring = pool.alloc((D_STAGES, BLOCK_M, CHUNK), dtype, layout=D_LAYOUT, align=1024)
+        pool.commit()
+        tmem = T.TMEMPool(pool, total_cols=TMEM_COLUMNS, tmem_addr=tmem_address)
+        tmem.commit()
+
+        full.init(1)
+        empty.init(1)
+        finished.init(1)
+        # The copy engine and the tensor core must see initialised barriers before they signal one, and every thread the
+        # address that warp 0 was given.
+        T.ptx.fence.mbarrier_init.release.cluster()
+        T.ptx.fence.proxy.async_.shared__cta()
+        T.ptx.tcgen05.fence__before_thread_sync()
+        T.cuda.cta_sync()
+        T.ptx.tcgen05.fence__after_thread_sync()
+        first_column: T.let = tmem_address[0]
+        sums = T.decl_buffer(
+            (BLOCK_M, TMEM_COLUMNS),
+            "float32",
+            scope="tmem",
+            allocated_addr=first_column,
+            layout=tmem_datapath_layout("D", BLOCK_M, TMEM_COLUMNS),
+        )
+
+        tile: T.int32 = cta
+        phase: T.int32 = 0
+        fragment = T.alloc_tcgen05_ldst_frag("32x32b", (BLOCK_M, CHUNK), "float32")
+        rounded = T.alloc_cast_frag(fragment, dtype)
+
+        @T.inline
+        def request(row, col, block):
+            # Elements past an edge of A or B arrive as zeros and count in full: they add nothing to any sum.
+            full.arrive(0, STAGE_BYTES)
+            Tx.copy_async(
+                a_stage[:, :],
+                A[row : row + BLOCK_M, block * BLOCK_K : block * BLOCK_K + BLOCK_K],
+                dispatch="tma_auto",
+                mbar=full.ptr_to([0]),
+            )
+            Tx.copy_async(
+                b_stage[:, :],
+                B[col : col + BLOCK_N, block * BLOCK_K : block * BLOCK_K + BLOCK_K],
+                dispatch="tma_auto",
+                mbar=full.ptr_to([0]),
+            )
+
+        @T.inline
+        def multiply(block):
+            full.wait(0, phase)
+            T.ptx.tcgen05.fence__after_thread_sync()
+            # Nobody clears TMEM: the first block overwrites the sums, the others add to them.
+            Tx.gemm_async(sums[:, :], a_stage[:, :], b_stage[:, :], accum=(block != 0))
+            empty.arrive(0)
+
+        @T.inline
+        def round_chunk(chunk):
+            # Thread t reads lane t of TMEM, a row of the tile; a warp reaches no other lanes than its 32.
+            Tx.wg.copy_async(fragment[:, :], sums[:, chunk * CHUNK : chunk * CHUNK + CHUNK])
+            T.ptx.tcgen05.wait__ld.sync.aligned()
+            Tx.wg.cast(rounded[:, :], fragment[:, :])
+            # Neighbouring rows of a swizzled atom: no two of a quarter-warp meet in a bank of SMEM.
+            Tx.copy(d_ring[chunk % D_STAGES, thread % BLOCK_M, :], rounded.local()[:])
+            # Each thread fences its own stores towards the copy engine, then the whole warp has written.
+            T.ptx.fence.proxy.async_.shared__cta()
+            T.cuda.warp_sync()
+
+        @T.inline
+        def store_chunk(row, col, chunk):
+            top: T.let = warp % 4 * LANES  # of the rows of this warp, which needs no other to store them
+            if BY_TMA:
+                # Elements past an edge of D are dropped.
+                if T.cuda.elect_sync():
+                    Tx.copy_async(
+                        D[row + top : row + top + LANES, col + chunk * CHUNK : col + chunk * CHUNK + CHUNK],
+                        d_ring[chunk % D_STAGES, top : top + LANES, :],
+                        dispatch="tma_auto",
+                    )
+                    T.ptx.cp.async_.bulk.commit_group()
+            else:
+                for i in T.serial(LANES, unroll=False):
+                    for j in T.unroll(CHUNK // LANES):
+                        at: T.let = col + chunk * CHUNK + j * LANES + lane
+                        if (row + top + i < m) & (at < n):
+                            D[row + top + i, at] = d_ring[chunk % D_STAGES, top + i, j * LANES + lane]
+
+        # Load and multiply: one thread asks for both, and waits for both.
+        row: T.let = first_row(tile)
+        col: T.let = first_col(tile)
+        if warp == 0:
+            if T.cuda.elect_sync():
+                for block in T.serial(K_BLOCKS, unroll=False):
+                    request(row, col, block)
+                    multiply(block)
+                    # Without this wait the next boxes would overwrite what the tensor core still reads.
+                    empty.wait(0, phase)
+                    phase = phase ^ 1
+                finished.arrive(0)
+            T.cuda.warp_sync()
+
+        # Epilogue: all threads.
+        finished.wait(0, 0)
+        T.ptx.tcgen05.fence__after_thread_sync()
+        for chunk in T.unroll(CHUNKS):
+            round_chunk(chunk)
+            store_chunk(row, col, chunk)
+        # SMEM belongs to the CTA, which must not end before the copy engine has read it; and the sums must be in
+        # registers everywhere before the warp that allocated TMEM gives it back.
+        T.ptx.cp.async_.bulk.wait_group.read(0)
+        T.ptx.tcgen05.fence__before_thread_sync()
+        T.cuda.cta_sync()
+        tmem.dealloc()
+
+    return gemm
+
+
+def check(config: Config) -> None:
+    """Refuse what a tensor map cannot express, and problems larger than the step that they are to show."""
+    if config.k * config.itemsize % CHUNK_BYTES:
+        raise BadSize(
+            f"a row of A and of B is {config.k} elements of {config.dtype}, {config.k * config.itemsize} bytes: the "
+            f"stride between the rows of a TMA tensor must be a multiple of {CHUNK_BYTES} bytes, so k a multiple of "
+            f"{CHUNK_BYTES // config.itemsize} (pad A and B with columns of zeros)"
+        )
+    limits = {"single-tile": (BLOCK_M, BLOCK_N, BLOCK_K), "k-loop": (BLOCK_M, BLOCK_N, config.k)}.get(config.step)
+    if limits and any(size > limit for size, limit in zip((config.m, config.n, config.k), limits, strict=True)):
+        raise BadSize(
+            f"--step {config.step} shows one tile, m, n and k up to {limits}: larger problems are --step tiled"
+        )
+
+
+def make_inputs(config: Config, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    """A and B, normally distributed."""
+    return tuple(
+        torch.randn(rows, config.k, generator=generator, device=generator.device).to(config.torch_dtype)
+        for rows in (config.m, config.n)
+    )
+
+
+def build(m: int, n: int, k: int, dtype: str = "float16") -> Kernel:
+    """The kernel for one problem: call it as `kernel(A, B, D)` with A (m, k), B (n, k) and D (m, n), contiguous.
+
+    CUDA tensors run on the GPU, CPU tensors on the emulator. Raises BadSize for a k that is no multiple of 8.
+    """
+    return STAGE.build(m=m, n=n, k=k, dtype=dtype)
+
+
+STAGE = Stage(
+    number=5,
+    title="A basic GEMM",
+    arch="sm_100a",
+    sizes=[
+        Size("m", default=384, quick=200, gpu=4096, help="rows of A and D"),
+        Size("n", default=320, quick=136, gpu=4096, help="rows of B, columns of D"),
+        Size("k", default=520, quick=136, gpu=4096, help="columns of A and B: the length of one sum"),
+    ],
+    options=[
+        Option(
+            "step",
+            ["single-tile", "k-loop", "tiled"],
+            "tiled",
+            help="how much of the problem there is",
+            presets={
+                "single-tile": {"m": BLOCK_M, "n": BLOCK_N, "k": BLOCK_K},
+                "k-loop": {"m": BLOCK_M, "n": BLOCK_N, "k": 8 * BLOCK_K},
+            },
+        )
+    ],
+    dtypes=["float16", "bfloat16"],
+    check=check,
+    kernel=make_kernel,
+    inputs=make_inputs,
+    outputs=lambda config: [((config.m, config.n), config.torch_dtype)],
+    reference=lambda config, a, b: a.double() @ b.double().t(),
+    tolerance=lambda config: Tolerance(terms=config.k),
+    bytes_moved=lambda config: (config.m * config.k + config.n * config.k + config.m * config.n) * config.itemsize,
+    flops=lambda config: 2 * config.m * config.n * config.k,
+    baselines={"torch matmul": lambda config, a, b: a @ b.t()},
+)
+
+if __name__ == "__main__":
+    run_stage(STAGE)
