@@ -12,8 +12,8 @@ tensor memory, TMEM. What the warps still do is the epilogue, TMEM -> registers 
            k-loop        one tile of D, any K: the accumulate flag, and a barrier's phase
            tiled         any size: a grid of CTAs, edges that TMA fills and clips
 
-The steps are one kernel on problems of growing size. Run `python gemm_basic.py --help`, or `make stage-05`.
-`make diff-05` shows what changed since stage 04. From elsewhere: `build(m, n, k, dtype)` returns the kernel.
+`make stage-05` runs it, `make diff-05` shows what changed since stage 04. Run this script with `--help` for its flags.
+From elsewhere: `build(m, n, k, dtype)` returns the kernel.
 """
 
 import sys
@@ -37,32 +37,34 @@ CHUNK_BYTES = 16  # the grain of TMA's strides
 ATOM_BYTES = 128  # of a row that a 128-byte swizzle keeps together: the widest box, and the width of a stage
 SWIZZLE = 3  # TIRx's name for 128 bytes
 
-BLOCK_M = 128  # rows of a tile: one for each lane of TMEM
-BLOCK_N = 128  # columns of a tile: one column of TMEM each
+BLOCK_M, BLOCK_N = 128, 128  # rows of A, and of B, in a stage of SMEM
 BLOCK_K = 64  # of K in a stage: ATOM_BYTES of either type, four instructions of 16
-TMEM_COLUMNS = BLOCK_N  # a quarter of the 512, so that as many CTAs as fit in SMEM can share an SM
+TILE_M, TILE_N = BLOCK_M, BLOCK_N  # of D: a row for each lane of TMEM, a column of TMEM for each column
+TMEM_LANES = 128
+TMEM_COLUMNS = TILE_N  # of the 512: a quarter, so that as many CTAs as fit in SMEM can share an SM
+STAGES = 1  # of SMEM for A and B: they are loaded, multiplied, loaded, multiplied
+D_STAGES = 2  # of SMEM for D: one for each chunk of a tile
 
 
 def make_kernel(config: Config):
     """The TIRx function for one size and type: gemm(A, B, D)."""
     m, n, k, dtype = config.m, config.n, config.k, config.dtype
-    TILES_M, TILES_N = -(-m // BLOCK_M), -(-n // BLOCK_N)
+    TILES_M, TILES_N = -(-m // TILE_M), -(-n // TILE_N)
     TILES = TILES_M * TILES_N
     CTAS = TILES
     K_BLOCKS = -(-k // BLOCK_K)
     STAGE_BYTES = (BLOCK_M + BLOCK_N) * ATOM_BYTES
 
     CHUNK = ATOM_BYTES // config.itemsize  # columns of D that are rounded, and stored, at a time
-    CHUNKS = BLOCK_N // CHUNK
-    D_STAGES = CHUNKS
+    CHUNKS = TILE_N // CHUNK
     D_LAYOUT = mma_shared_layout(dtype, SWIZZLE, (D_STAGES, BLOCK_M, CHUNK))
     BY_TMA = n * config.itemsize % CHUNK_BYTES == 0  # or else no tensor map can express the rows of D
 
     def first_row(tile):
-        return tile // TILES_N * BLOCK_M
+        return tile // TILES_N * TILE_M
 
     def first_col(tile):
-        return tile % TILES_N * BLOCK_N
+        return tile % TILES_N * TILE_N
 
     @T.prim_func
     def gemm(A: T.Buffer((m, k), dtype), B: T.Buffer((n, k), dtype), D: T.Buffer((m, n), dtype)):
@@ -74,12 +76,12 @@ def make_kernel(config: Config):
         thread = T.thread_id([WARPS * LANES])
 
         pool = T.SMEMPool()
-        full = TMABar(pool, 1)  # copy engine -> tensor core: the operands have landed
-        empty = TCGen05Bar(pool, 1)  # tensor core -> copy engine: they were read, the stage may be overwritten
+        full = TMABar(pool, STAGES)  # copy engine -> tensor core: the operands have landed
+        empty = TCGen05Bar(pool, STAGES)  # tensor core -> copy engine: they were read, the stage may be overwritten
         finished = TCGen05Bar(pool, 1)  # tensor core -> epilogue: the sums of the tile are complete
         tmem_address = pool.alloc((1,), "uint32")
-        a_stage = pool.alloc_tcgen05_mma_AB((BLOCK_M, BLOCK_K), dtype)
-        b_stage = pool.alloc_tcgen05_mma_AB((BLOCK_N, BLOCK_K), dtype)
+        a_ring = pool.alloc_tcgen05_mma_AB((STAGES, BLOCK_M, BLOCK_K), dtype)
+        b_ring = pool.alloc_tcgen05_mma_AB((STAGES, BLOCK_N, BLOCK_K), dtype)
         d_ring = pool.alloc((D_STAGES, BLOCK_M, CHUNK), dtype, layout=D_LAYOUT, align=1024)
         pool.commit()
         tmem = T.TMEMPool(pool, total_cols=TMEM_COLUMNS, tmem_addr=tmem_address)
@@ -97,42 +99,42 @@ def make_kernel(config: Config):
         T.ptx.tcgen05.fence__after_thread_sync()
         first_column: T.let = tmem_address[0]
         sums = T.decl_buffer(
-            (BLOCK_M, TMEM_COLUMNS),
+            (TMEM_LANES, TMEM_COLUMNS),
             "float32",
             scope="tmem",
             allocated_addr=first_column,
-            layout=tmem_datapath_layout("D", BLOCK_M, TMEM_COLUMNS),
+            layout=tmem_datapath_layout("D", TMEM_LANES, TMEM_COLUMNS),
         )
 
         tile: T.int32 = cta
         phase: T.int32 = 0
-        fragment = T.alloc_tcgen05_ldst_frag("32x32b", (BLOCK_M, CHUNK), "float32")
+        fragment = T.alloc_tcgen05_ldst_frag("32x32b", (TMEM_LANES, CHUNK), "float32")
         rounded = T.alloc_cast_frag(fragment, dtype)
 
         @T.inline
-        def request(row, col, block):
+        def request(stage, row, col, block):
             # Elements past an edge of A or B arrive as zeros and count in full: they add nothing to any sum.
-            full.arrive(0, STAGE_BYTES)
+            full.arrive(stage, STAGE_BYTES)
             Tx.copy_async(
-                a_stage[:, :],
+                a_ring[stage, :, :],
                 A[row : row + BLOCK_M, block * BLOCK_K : block * BLOCK_K + BLOCK_K],
                 dispatch="tma_auto",
-                mbar=full.ptr_to([0]),
+                mbar=full.ptr_to([stage]),
             )
             Tx.copy_async(
-                b_stage[:, :],
+                b_ring[stage, :, :],
                 B[col : col + BLOCK_N, block * BLOCK_K : block * BLOCK_K + BLOCK_K],
                 dispatch="tma_auto",
-                mbar=full.ptr_to([0]),
+                mbar=full.ptr_to([stage]),
             )
 
         @T.inline
-        def multiply(block):
-            full.wait(0, phase)
+        def multiply(stage, phase, block):
+            full.wait(stage, phase)
             T.ptx.tcgen05.fence__after_thread_sync()
             # Nobody clears TMEM: the first block overwrites the sums, the others add to them.
-            Tx.gemm_async(sums[:, :], a_stage[:, :], b_stage[:, :], accum=(block != 0))
-            empty.arrive(0)
+            Tx.gemm_async(sums[:, :], a_ring[stage, :, :], b_ring[stage, :, :], accum=(block != 0))
+            empty.arrive(stage)
 
         @T.inline
         def round_chunk(chunk):
@@ -141,14 +143,14 @@ def make_kernel(config: Config):
             T.ptx.tcgen05.wait__ld.sync.aligned()
             Tx.wg.cast(rounded[:, :], fragment[:, :])
             # Neighbouring rows of a swizzled atom: no two of a quarter-warp meet in a bank of SMEM.
-            Tx.copy(d_ring[chunk % D_STAGES, thread % BLOCK_M, :], rounded.local()[:])
+            Tx.copy(d_ring[chunk % D_STAGES, thread, :], rounded.local()[:])
             # Each thread fences its own stores towards the copy engine, then the whole warp has written.
             T.ptx.fence.proxy.async_.shared__cta()
             T.cuda.warp_sync()
 
         @T.inline
         def store_chunk(row, col, chunk):
-            top: T.let = warp % 4 * LANES  # of the rows of this warp, which needs no other to store them
+            top: T.let = warp * LANES  # of the rows of this warp, which needs no other to store them
             if BY_TMA:
                 # Elements past an edge of D are dropped.
                 if T.cuda.elect_sync():
@@ -171,8 +173,8 @@ def make_kernel(config: Config):
         if warp == 0:
             if T.cuda.elect_sync():
                 for block in T.serial(K_BLOCKS, unroll=False):
-                    request(row, col, block)
-                    multiply(block)
+                    request(0, row, col, block)
+                    multiply(0, phase, block)
                     # Without this wait the next boxes would overwrite what the tensor core still reads.
                     empty.wait(0, phase)
                     phase = phase ^ 1
@@ -203,7 +205,7 @@ def check(config: Config) -> None:
             f"stride between the rows of a TMA tensor must be a multiple of {CHUNK_BYTES} bytes, so k a multiple of "
             f"{CHUNK_BYTES // config.itemsize} (pad A and B with columns of zeros)"
         )
-    limits = {"single-tile": (BLOCK_M, BLOCK_N, BLOCK_K), "k-loop": (BLOCK_M, BLOCK_N, config.k)}.get(config.step)
+    limits = {"single-tile": (TILE_M, TILE_N, BLOCK_K), "k-loop": (TILE_M, TILE_N, config.k)}.get(config.step)
     if limits and any(size > limit for size, limit in zip((config.m, config.n, config.k), limits, strict=True)):
         raise BadSize(
             f"--step {config.step} shows one tile, m, n and k up to {limits}: larger problems are --step tiled"
@@ -211,11 +213,12 @@ def check(config: Config) -> None:
 
 
 def make_inputs(config: Config, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-    """A and B, normally distributed."""
-    return tuple(
-        torch.randn(rows, config.k, generator=generator, device=generator.device).to(config.torch_dtype)
-        for rows in (config.m, config.n)
-    )
+    """A normally distributed, B too but smaller, as weights are, so that D is about the size of A."""
+
+    def normal(rows: int) -> torch.Tensor:
+        return torch.randn(rows, config.k, generator=generator, device=generator.device)
+
+    return normal(config.m).to(config.torch_dtype), (normal(config.n) * config.k**-0.5).to(config.torch_dtype)
 
 
 def build(m: int, n: int, k: int, dtype: str = "float16") -> Kernel:
@@ -242,8 +245,8 @@ STAGE = Stage(
             "tiled",
             help="how much of the problem there is",
             presets={
-                "single-tile": {"m": BLOCK_M, "n": BLOCK_N, "k": BLOCK_K},
-                "k-loop": {"m": BLOCK_M, "n": BLOCK_N, "k": 8 * BLOCK_K},
+                "single-tile": {"m": TILE_M, "n": TILE_N, "k": BLOCK_K},
+                "k-loop": {"m": TILE_M, "n": TILE_N, "k": 8 * BLOCK_K},
             },
         )
     ],
