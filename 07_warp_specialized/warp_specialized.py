@@ -286,7 +286,7 @@ STAGE = Stage(
         Size("ctas", default=4, gpu=1 << 16, help="CTAs at most, never more than there are SMs"),
         Size("stages", default=MAX_STAGES, minimum=2, help="stages of the ring at most, never more than SMEM holds"),
     ],
-    options=[Option("tile", ["128x128", "128x256"], "128x256", help="rows x columns of D that a CTA sums up")],
+    options=[Option("tile", ["128x128", "128x256"], "128x256", help="rows x columns of a tile", tune=True)],
     dtypes=["float16", "bfloat16"],
     check=check,
     kernel=make_kernel,

@@ -334,8 +334,8 @@ STAGE = Stage(
         Size("stages", default=MAX_STAGES, minimum=2, help="stages of the ring at most, never more than SMEM holds"),
     ],
     options=[
-        Option("tile", ["256x128", "256x256", "512x256"], "256x256", help="rows x columns of D that a pair sums up"),
-        Option("scheduler", ["static", "clc"], "clc", help="who deals out the tiles"),
+        Option("tile", ["256x128", "256x256", "512x256"], "256x256", help="rows x columns of a tile", tune=True),
+        Option("scheduler", ["static", "clc"], "clc", help="who deals out the tiles", tune=True),
         EPILOGUE,
     ],
     dtypes=["float16", "bfloat16"],

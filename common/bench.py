@@ -108,6 +108,14 @@ def measure_copy(clock: Clock, runs: int) -> Timing:
     )
 
 
+def measure_kernel(stage: Stage, config: Config, kernel: Any, *, seed: int, runs: int = 50) -> Statistics:
+    """Time a built stage on the current GPU, without its baselines."""
+    from common.verify import make_arguments
+
+    inputs, outputs = make_arguments(stage, config, seed, "cuda")
+    return measure(lambda: kernel(*inputs, *outputs), CudaClock(), runs=runs)
+
+
 def measure_stage(stage: Stage, config: Config, kernel: Any, *, seed: int, runs: int = 50) -> list[Timing]:
     """Time a built stage, its baselines and the device's copy on the current GPU, in one run."""
     from common.verify import make_arguments

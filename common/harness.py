@@ -13,6 +13,7 @@ import json
 import os
 import platform
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -20,8 +21,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from common import report
-from common.bench import Timing, measure_stage
+from common import report, tune
+from common.bench import Timing, measure_kernel, measure_stage
 from common.build import Kernel, build
 from common.compiler import SOURCE_NAME, CompileError
 from common.device import Device, DeviceError, choose_device
@@ -151,6 +152,12 @@ def _parser(stage: Stage) -> argparse.ArgumentParser:
         help="also print wavefronts, bank conflicts, sectors and instructions by line of the generated CUDA, "
         "worst first; implies the emulator",
     )
+    if tune.tunable(stage):
+        parser.add_argument(
+            "--tune",
+            action="store_true",
+            help="list every configuration with what it takes of the machine; on a GPU measure them and keep the best",
+        )
     parser.add_argument("--quick", action="store_true", help="small sizes and few timed runs")
     if stage.study:
         parser.add_argument(
@@ -188,11 +195,26 @@ def _device(stage: Stage, args: argparse.Namespace) -> Device:
     return choose_device(args.device, stage.number, stage.arch)
 
 
-def _config(stage: Stage, args: argparse.Namespace, device: Device) -> Config:
+def _given(stage: Stage, args: argparse.Namespace) -> dict[str, Any]:
+    """Sizes and options that the command line names."""
     names = [item.name for item in (*stage.sizes, *stage.options)]
-    given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
-    scale = "quick" if args.quick else "gpu" if device.kind == "cuda" else "default"
-    return stage.config(dtype=args.dtype, scale=scale, sms=device.sms, **given)
+    return {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+
+
+def _configure(stage: Stage, args: argparse.Namespace, device: Device) -> Callable[..., Config]:
+    scale = "quick" if args.quick else "gpu" if device.kind == "cuda" or getattr(args, "tune", False) else "default"
+    return partial(stage.config, dtype=args.dtype, scale=scale, sms=device.sms)
+
+
+def _config(stage: Stage, args: argparse.Namespace, device: Device) -> Config:
+    """The run's config. On a GPU, options that nobody chose are those that `--tune` found best for the problem."""
+    configure, given = _configure(stage, args, device), _given(stage, args)
+    config = configure(**given)
+    best = tune.remembered(stage, config, device) if device.kind == "cuda" else {}
+    unchosen = {name: value for name, value in best.items() if name not in given}
+    if unchosen:
+        print("tuned earlier on this GPU: " + ", ".join(f"--{name} {value}" for name, value in unchosen.items()))
+    return configure(**given, **unchosen)
 
 
 def _dump(kernel: Kernel, form: str) -> str:
@@ -231,8 +253,29 @@ def _on_gpu(outcome: Outcome, args: argparse.Namespace, bar: tqdm) -> None:
     bar.update()
 
 
+def _tune(stage: Stage, args: argparse.Namespace, device: Device) -> None:
+    found, config = [], None
+    given = _given(stage, args)
+    for candidate, config, kernel in tune.candidates(stage, _configure(stage, args, device), given, device.arch):
+        print(f"\r{len(found) + 1} configurations built", end="", file=sys.stderr, flush=True)
+        if device.kind == "cuda":
+            verify_once(stage, config, kernel, seed=args.seed, device="cuda")
+            milliseconds = measure_kernel(stage, config, kernel, seed=args.seed, runs=10 if args.quick else 50).median
+            candidate = dataclasses.replace(candidate, milliseconds=milliseconds)
+        found.append(candidate)
+    print(file=sys.stderr)
+    print(f"stage {stage.number:02d}: {stage.title}; m {config.m}, n {config.n}, k {config.k}, {config.dtype}")
+    print(f"device: {device.name}, {device.sms} SMs ({device.reason})")
+    print(tune.table(found, stage.flops(config), f"{report.MEASURED} ({device.name})"))
+    if device.kind == "cuda":
+        best = min(found, key=lambda candidate: candidate.milliseconds)
+        print(f"kept for later runs: {best.options}, in {tune.remember(stage, config, device, best)}")
+
+
 def _run(stage: Stage, args: argparse.Namespace) -> None:
     device = _device(stage, args)
+    if getattr(args, "tune", False):
+        return _tune(stage, args, device)
     config = _config(stage, args, device)
     kernel = build(stage.kernel(config), arch=device.arch)
     if args.dump:

@@ -83,7 +83,7 @@ class Option:
     """A named choice of a stage, `--name value` on the command line, `config.name` in the stage.
 
     `presets` maps a choice to the sizes that it brings, name -> value: they take the place of the defaults, and a size
-    that is given takes theirs.
+    that is given takes theirs. `tune` options are those whose choices `--tune` compares.
     """
 
     name: str
@@ -91,6 +91,7 @@ class Option:
     default: str
     help: str = ""
     presets: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    tune: bool = False
 
 
 @dataclass(frozen=True)
@@ -174,9 +175,16 @@ class Stage:
         return config
 
     def build(
-        self, *, dtype: str | None = None, scale: str = "default", arch: str = EMULATED_ARCH, **values: Any
+        self, *, dtype: str | None = None, scale: str = "default", arch: str | None = None, **values: Any
     ) -> Kernel:
-        """Build the kernel for these sizes: `common.build.Kernel`. Raises BadSize before anything is compiled."""
-        from common.build import build
+        """Build the kernel for these sizes: `common.build.Kernel`. Raises BadSize before anything is compiled.
 
-        return build(self.kernel(self.config(dtype=dtype, scale=scale, **values)), arch=arch)
+        It is built for this machine's GPU, when that can run the stage, and else for the emulated one: number of SMs
+        and architecture. `arch` overrides the latter.
+        """
+        from common.build import build
+        from common.device import choose_device
+
+        device = choose_device("auto", self.number, self.arch)
+        config = self.config(dtype=dtype, scale=scale, sms=device.sms, **values)
+        return build(self.kernel(config), arch=arch or device.arch)

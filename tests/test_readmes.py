@@ -1,6 +1,7 @@
 """What the READMEs show is what the tools print."""
 
 import re
+import sys
 
 import pytest
 
@@ -28,3 +29,12 @@ def test_links_lead_somewhere(path) -> None:
 @pytest.mark.parametrize("path", sorted(ROOT.glob("0*/README.md")), ids=lambda path: path.parent.name)
 def test_nothing_is_left_to_do(path) -> None:
     assert not re.search(r"TODO|FIXME|@@\w+@@", path.read_text(encoding="utf-8"))
+
+
+def test_the_example_of_the_root_readme_runs(monkeypatch, capsys) -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"^```python\n(import sys\n.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    exec(compile(example, "README.md", "exec"), {"__name__": "example"})
+    assert float(capsys.readouterr().out.split()[-1]) < 2e-3
