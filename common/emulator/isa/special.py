@@ -155,11 +155,42 @@ def decode_create_policy(inst: Instruction, b: Binder) -> Decoded:
 
 @instruction("griddepcontrol")
 def decode_dependent_grids(inst: Instruction, b: Binder) -> Decoded:
-    """A launch has no prerequisite and no dependent grid here."""
     mods = b.modifiers(inst)
-    mods.one_of("launch_dependents", "wait")
+    what = mods.one_of("launch_dependents", "wait")
     mods.done()
-    return _nothing
+    return PrerequisiteWait() if what == "wait" else DependentsRelease()
+
+
+class DependentsRelease(Control):
+    """`griddepcontrol.launch_dependents`: the first thread of a CTA that executes it speaks for all of them.
+
+    Where another launch depends on this one, what comes after it is put off until that one has started, unless nothing
+    else can run (not under `early`): so the dependent launch misses what it does not wait for.
+    """
+
+    def run(self, cta, path) -> None:
+        machine = cta.machine
+        machine.release_dependents(cta)
+        if not machine.has_dependent or machine.schedule == "early":
+            cta.advance(path)
+            return
+        cta.block(
+            path,
+            reason=lambda: "for the other CTAs to let dependent launches start",
+            ready=lambda: machine.dependents_may_start,
+            timed=True,
+        )
+
+
+class PrerequisiteWait(Control):
+    """`griddepcontrol.wait`: until the launch before this one is complete, with all its memory operations."""
+
+    def run(self, cta, path) -> None:
+        before = cta.machine.prerequisite
+        if before is None or before.complete:
+            cta.advance(path)
+            return
+        cta.block(path, reason=lambda: "for the launch before this one to complete", ready=lambda: before.complete)
 
 
 # -- threads -------------------------------------------------------------------------------------------------------
