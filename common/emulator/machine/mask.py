@@ -18,6 +18,13 @@ class LaneRange(NamedTuple):
     step: int
 
 
+class Visitors(NamedTuple):
+    """A mask as counters want it: bytes of the bool array (L / 32,) of its warps, and how many lanes it has."""
+
+    warps: bytes
+    lanes: int
+
+
 class Mask:
     """A set of lanes of one CTA, with the forms that NumPy wants.
 
@@ -25,7 +32,7 @@ class Mask:
     it to a ufunc. `index` selects the lanes of an array: `slice(None)` or the lane numbers.
     """
 
-    __slots__ = ("lanes", "where", "count", "_index", "_warps", "_numbers", "_present", "_range")
+    __slots__ = ("lanes", "where", "count", "_index", "_warps", "_numbers", "_present", "_range", "_visitors")
 
     def __init__(self, lanes: np.ndarray, count: int | None = None) -> None:
         self.lanes = lanes
@@ -35,7 +42,19 @@ class Mask:
         self._warps: np.ndarray | None = None
         self._numbers: np.ndarray | None = None
         self._present: np.ndarray | None = None
+        self._visitors: Visitors | None = None
         self._range: LaneRange | None | bool = False  # False: not asked for yet
+
+    @property
+    def first(self) -> int:
+        """The lowest lane number."""
+        return int(self.numbers[0])
+
+    @property
+    def visitors(self) -> Visitors:
+        if self._visitors is None:
+            self._visitors = Visitors(self.present.tobytes(), self.count)
+        return self._visitors
 
     @property
     def range(self) -> LaneRange | None:

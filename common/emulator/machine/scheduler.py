@@ -219,6 +219,7 @@ class Machine:
         with np.errstate(all="ignore"), one_blas_thread():
             while self._step():
                 pass
+        self.counters.settle()
 
     # -- the loop --------------------------------------------------------------------------------------------------
 
