@@ -133,9 +133,9 @@ class Mma:
     """One or more instructions D = A B + D on the same accumulator.
 
     `blocks`: the CTA, or both of the pair, the even one first. `a`, `b`: the descriptors whose addresses the steps
-    replace (`a` is None with A in tensor memory), and `layouts` the other bits of both. `keep`: whether the first step reads D. `shift`: D counts
-    2**-shift times. `disabled`: bool (CTAs, 128), lanes that are not written, or None. `key`: equal for instructions
-    that may be joined.
+    replace (`a` is None with A in tensor memory), and `layouts` the other bits of both. `keep`: whether the first step
+    reads D. `shift`: D counts 2**-shift times. `disabled`: bool (CTAs, 128), lanes that are not written, or None.
+    `key`: equal for instructions that may be joined.
     """
 
     plan: MmaPlan
