@@ -231,8 +231,15 @@ class BarrierControl(Control):
             cta.advance(path)
             return
 
+        exits = cta.exits
+
         def ready() -> bool:
-            barrier.settle()
+            nonlocal exits
+            if barrier.generation != generation:
+                return True
+            if exits != cta.exits:  # whoever arrives settles the barrier, an exit does not
+                exits = cta.exits
+                barrier.settle()
             counted = self.action == "arrive" and not (present & ~barrier.counted).any()
             return barrier.generation != generation or counted
 

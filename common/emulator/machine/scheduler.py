@@ -225,13 +225,16 @@ class Machine:
 
     def run(self) -> None:
         """Runs this launch and those before it."""
-        machine: Machine | None = self
-        while machine is not None:
-            machine.frames = FramePool(machine)
-            machine = machine.prerequisite
+        launches = [self]
+        while launches[-1].prerequisite is not None:
+            launches.append(launches[-1].prerequisite)
+        for launch in launches:
+            launch.frames = FramePool(launch)
         with np.errstate(all="ignore"), one_blas_thread():
             while not self.complete:
                 self.step()
+        for launch in launches:
+            launch.counters.settle()
 
     # -- the loop --------------------------------------------------------------------------------------------------
 

@@ -89,7 +89,7 @@ def issue_tcgen05(
     accumulator: Hashable = None,
     reads: tuple[Span, ...] = (),
     writes: tuple[Span, ...] = (),
-    detail: str = "",
+    detail: object = "",
 ) -> Operation:
     """Puts an mma, cp (`cp.4x256b` is a kind of its own) or shift in flight; returns its operation.
 
@@ -116,7 +116,7 @@ def issue_writing(
     steps: Sequence[Callable[[], None]],
     writes: Sequence[Span],
     marks: str,
-    detail: str = "",
+    detail: object = "",
     *,
     after: tuple[Operation, ...] = (),
     lazy: bool = False,
