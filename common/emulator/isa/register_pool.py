@@ -54,9 +54,13 @@ class RegisterPool:
         self._requests: dict[int, Request] = {}
 
     def join(self, control: SetRegisterCount, group: int, lanes: np.ndarray) -> Request:
-        """Adds lanes of a warpgroup that reached `control`. Raises DivergenceFault when others stand at another one."""
+        """Adds lanes of a warpgroup that reached `control`. Raises DivergenceFault when others stand at another one.
+
+        The ISA asks for one instruction; compilers in use (Triton's warp specialisation) give each warp its own copy,
+        with the same action and count.
+        """
         request = self._requests.setdefault(group, Request(control, group, self.cta.lanes))
-        if request.control is not control:
+        if not request.control.equals(control):
             raise DivergenceFault(
                 f"warps of warpgroup {group} execute different instructions: {request.control} and {control}",
                 lanes=np.flatnonzero(lanes),
@@ -119,6 +123,9 @@ class SetRegisterCount(Control):
     def __init__(self, action: str, count: int) -> None:
         super().__init__()
         self.action, self.count = action, count
+
+    def equals(self, other: SetRegisterCount) -> bool:
+        return (self.action, self.count) == (other.action, other.count)
 
     def __str__(self) -> str:
         return f"setmaxnreg.{self.action} {self.count}"

@@ -1,7 +1,10 @@
 """tcgen05.commit and .fence (PTX ISA 9.7.16.11, .12).
 
-A commit is an operation that comes after every mma, cp and shift its thread has in flight, and then arrives on its
-mbarriers, one after another. The fences order what this machine orders already: they change nothing.
+A commit is an operation that comes after every mma, cp, shift and commit its thread has in flight, and then arrives on
+its mbarriers, one after another. That commits of one thread arrive in their order is nowhere written, but kernels in
+production (Triton's warp-specialised loops) invalidate an earlier commit's mbarrier after waiting for a later one's.
+
+The fences order what this machine orders already: they change nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from common.emulator.isa.tcgen05 import bind_shared_pointer, take_cta_group, tcg
 from common.emulator.machine import mbarrier
 from common.emulator.machine.memory import RANK_SHIFT
 from common.emulator.machine.tensor_memory import use_cta_group
-from common.emulator.machine.tensor_pipeline import pipeline
+from common.emulator.machine.tensor_pipeline import Entry, pipeline
 from common.emulator.ptx.module import Instruction
 
 
@@ -48,9 +51,11 @@ def decode_commit(inst: Instruction, b: Binder) -> Decoded:
             barriers = [shared_span(cta, address, BARRIER_BYTES, BARRIER_BYTES, lane, own=False)]
         else:
             barriers = _barriers_of(cta, address, int(f[mask][lane]), lane)
-        after = pipeline(cta, group).issued_by((cta.rank, lane))
+        queue, thread = pipeline(cta, group), (cta.rank, lane)
         detail = "arrives on " + ", ".join(map(str, barriers))
-        issuer(cta, lane, "tcgen05.commit", [_arrival(barrier) for barrier in barriers], detail, after)
+        arrivals = [_arrival(barrier) for barrier in barriers]
+        operation = issuer(cta, lane, "tcgen05.commit", arrivals, detail, queue.issued_by(thread))
+        queue.add(Entry(operation, "commit", thread))
 
     return per_lane(commit)
 

@@ -49,7 +49,7 @@ from common.emulator.isa.async_issue import (
 )
 from common.emulator.isa.binder import Binder, Modifiers
 from common.emulator.isa.registry import Decoded
-from common.emulator.machine.memory import GLOBAL_BASE, POISON, Region, refuse_write
+from common.emulator.machine.memory import POISON, Region, refuse_write
 from common.emulator.ptx.module import Address, Instruction, Operand, Vector
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def _read_map(cta: ThreadBlock, address: int, lane: int) -> TensorMapDescriptor:
     """The tensor map at a generic address. Raises DescriptorFault for anything else there."""
     if address % MAP_ALIGNMENT:
         raise DescriptorFault(f"a tensor map must be {MAP_ALIGNMENT}-byte aligned, not at {address:#x}", lanes=[lane])
-    if address < GLOBAL_BASE:
+    if cta.machine.memory.region_at(address) is None:
         raise DescriptorFault(
             f"no tensor map at {address:#x}: it must be in .param, .const or .global memory",
             lanes=[lane],

@@ -32,13 +32,13 @@ class Entry:
     operation: Operation
     kind: str
     thread: tuple[int, int]
-    accumulator: Hashable
-    reads: tuple[Span, ...]
+    accumulator: Hashable = None
+    reads: tuple[Span, ...] = ()
 
 
 @dataclass
 class TensorPipeline:
-    """The queue of mma, cp and shift operations of one CTA or pair."""
+    """The queue of mma, cp, shift and commit operations of one CTA or pair."""
 
     cta: ThreadBlock
     _entries: list[Entry] = field(default_factory=list)
@@ -63,6 +63,8 @@ class TensorPipeline:
 
 
 def _ordered(earlier: Entry, kind: str, accumulator: Hashable, writes: Sequence[Span]) -> bool:
+    if earlier.kind == "commit":
+        return False
     if kind == "mma":
         return earlier.kind != "mma" or earlier.accumulator == accumulator
     if kind == "shift":

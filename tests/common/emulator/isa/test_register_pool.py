@@ -96,16 +96,23 @@ def test_one_warp_alone_waits_for_its_warpgroup() -> None:
         run(body)
 
 
-def test_different_instructions_in_one_warpgroup() -> None:
-    body = """
+TWO_COPIES = """
   @%p1 bra OTHER;
-  setmaxnreg.dec.sync.aligned.u32 24;
+  setmaxnreg.dec.sync.aligned.u32 {first};
   bra JOIN;
 OTHER:
-  setmaxnreg.dec.sync.aligned.u32 24;
+  setmaxnreg.dec.sync.aligned.u32 {second};
 JOIN:"""
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_warps_of_a_warpgroup_may_execute_copies_of_one_instruction(schedule: str) -> None:
+    run(TWO_COPIES.format(first=24, second=24), threads=128, schedule=schedule)
+
+
+def test_different_counts_in_one_warpgroup() -> None:
     with pytest.raises(DivergenceFault, match="different instructions"):
-        run(body, threads=128)
+        run(TWO_COPIES.format(first=24, second=32), threads=128)
 
 
 @pytest.mark.parametrize("text", ["setmaxnreg.inc.sync.aligned.u32 160", "setmaxnreg.dec.sync.aligned.u32 176"])
