@@ -1,10 +1,8 @@
 """tcgen05.commit and .fence (PTX ISA 9.7.16.11, .12).
 
-A commit is an operation that comes after every mma, cp, shift and commit its thread has in flight, and then arrives on
-its mbarriers, one after another. That commits of one thread arrive in their order is nowhere written, but kernels in
-production (Triton's warp-specialised loops) invalidate an earlier commit's mbarrier after waiting for a later one's.
-
-The fences order what this machine orders already: they change nothing.
+A commit is an operation, one per mbarrier, that comes after every mma, cp and shift its thread has in flight and after
+the thread's earlier commits to that CTA, and then arrives. The fences order what this machine orders already: they
+change nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from common.emulator.isa.tcgen05 import bind_shared_pointer, take_cta_group, tcg
 from common.emulator.machine import mbarrier
 from common.emulator.machine.memory import RANK_SHIFT
 from common.emulator.machine.tensor_memory import use_cta_group
-from common.emulator.machine.tensor_pipeline import Entry, pipeline
+from common.emulator.machine.tensor_pipeline import pipeline
 from common.emulator.ptx.module import Instruction
 
 
@@ -52,10 +50,11 @@ def decode_commit(inst: Instruction, b: Binder) -> Decoded:
         else:
             barriers = _barriers_of(cta, address, int(f[mask][lane]), lane)
         queue, thread = pipeline(cta, group), (cta.rank, lane)
-        detail = "arrives on " + ", ".join(map(str, barriers))
-        arrivals = [_arrival(barrier) for barrier in barriers]
-        operation = issuer(cta, lane, "tcgen05.commit", arrivals, detail, queue.issued_by(thread))
-        queue.add(Entry(operation, "commit", thread))
+        tracked = queue.issued_by(thread)
+        for barrier in barriers:
+            after = tracked + queue.signals(thread, barrier.block)
+            operation = issuer(cta, lane, "tcgen05.commit", [_arrival(barrier)], f"arrives on {barrier}", after)
+            queue.add_signal(thread, barrier.block, operation)
 
     return per_lane(commit)
 
