@@ -238,7 +238,7 @@ def _encode_parameters(parameters: list[Variable], args: Sequence[Any], device: 
         except LaunchError as error:
             raise LaunchError(f"argument {index} ({parameter.name}): {error.message}") from None
         data[offset : offset + len(encoded)] = np.frombuffer(encoded, np.uint8)
-    base = device.memory.map("kernel parameters", data, read_only=True).base
+    base = device.memory.map_parameters(data).base
     return {parameter.name: base + offset for parameter, offset in zip(parameters, offsets)}
 
 

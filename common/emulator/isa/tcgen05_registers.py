@@ -31,6 +31,7 @@ from common.emulator.machine.tensor_memory import (
     COLUMN_MASK,
     COLUMNS,
     LANE_SHIFT,
+    LANES,
     POISON_CELL,
     Span,
     TensorMemory,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
 COUNTS = tuple(f"x{1 << power}" for power in range(8))
 WINDOW = 32  # lanes that a warp can reach
+_UPPER_HALF = np.uint32(LANES << LANE_SHIFT)
 _LOW_HALF = np.uint32(0xFFFF)
 
 
@@ -138,6 +140,8 @@ class Transfer:
             raise TensorMemoryFault(
                 f"the threads of a warp give different values for the address of {self.name}", lanes=m.numbers
             )
+        if memory.is_upper_half:
+            first = first & ~_UPPER_HALF
         cells = _cells(self, first.tobytes(), m.warps.tobytes())
         if not all(memory.owned[start : start + cells.columns].all() for start in cells.starts):
             self._refuse(m, memory, cells)

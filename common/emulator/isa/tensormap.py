@@ -26,7 +26,7 @@ from common.emulator.isa.binder import Binder
 from common.emulator.isa.load_store import addresses_of, bind_address
 from common.emulator.isa.registry import Decoded, collective, instruction
 from common.emulator.machine.mask import WARP
-from common.emulator.machine.memory import GLOBAL_BASE, Piece, refuse_write
+from common.emulator.machine.memory import Piece, refuse_write
 from common.emulator.ptx.module import Instruction
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def read_map(cta: ThreadBlock, address: int, lane: int) -> TensorMapDescriptor:
 def _decode(cta: ThreadBlock, address: int, lane: int) -> TensorMapDescriptor:
     if address % MAP_ALIGNMENT:
         raise DescriptorFault(f"a tensor map must be {MAP_ALIGNMENT}-byte aligned, not at {address:#x}", lanes=[lane])
-    if address < GLOBAL_BASE:
+    if cta.machine.memory.region_at(address) is None:
         raise DescriptorFault(
             f"no tensor map at {address:#x}: it must be in .param, .const or .global memory",
             lanes=[lane],

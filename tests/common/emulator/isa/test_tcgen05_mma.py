@@ -636,7 +636,6 @@ FAULTS = [
     (dict(b=MATRIX | 1 << 55), DescriptorFault, "bits 53-60"),
     (dict(a=MATRIX | 3 << 61), DescriptorFault, r"swizzle mode \(bits 61-63\)"),
     (dict(a=MATRIX | 1 << 52), UnsupportedInstruction, "bit 52"),
-    (dict(a=MATRIX | 1 << 49), DescriptorFault, "base offset"),
     (dict(a=MATRIX | 1 << 61, descriptor=PLAIN | 1 << 15), DescriptorFault, "swizzle mode"),
     (dict(a=matrix_bits(120 << 10, 128, 4096, "none")), OutOfBounds, "matrix A"),
     (dict(d=16 << 16), DescriptorFault, "D of tcgen05.mma: lane 16"),
