@@ -54,9 +54,13 @@ class RegisterPool:
         self._requests: dict[int, Request] = {}
 
     def join(self, control: SetRegisterCount, group: int, lanes: np.ndarray) -> Request:
-        """Adds lanes of a warpgroup that reached `control`. Raises DivergenceFault when others stand at another one."""
+        """Adds lanes of a warpgroup that reached `control`. Raises DivergenceFault when others ask for something else.
+
+        "The same instruction" of the ISA is read as the same action and count: kernels whose warps have roles of their
+        own begin each role with it.
+        """
         request = self._requests.setdefault(group, Request(control, group, self.cta.lanes))
-        if request.control is not control:
+        if (request.control.action, request.control.count) != (control.action, control.count):
             raise DivergenceFault(
                 f"warps of warpgroup {group} execute different instructions: {request.control} and {control}",
                 lanes=np.flatnonzero(lanes),

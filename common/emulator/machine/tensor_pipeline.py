@@ -5,7 +5,9 @@ One queue per CTA, or per CTA pair for .cta_group::2. An operation waits only fo
     mma -> mma (same accumulator and shape)     cp -> mma     shift -> mma     mma -> shift     shift -> cp.4x256b
 
 and for one pair that the ISA does not list but that every block-scaled kernel relies on: a cp is not performed before
-an earlier mma that reads the tensor memory it overwrites. `ld` and `st` are ordered with nothing but their `wait`.
+an earlier mma that reads the tensor memory it overwrites. Nor does it list commit -> commit, yet the arrivals that one
+thread's commits make in one CTA come in the order of the commits: a CTA whose last wait is for the last of them may
+exit, and shipped kernels do. `ld` and `st` are ordered with nothing but their `wait`.
 Threads of a CTA share its queue: what they issue without synchronisation is ordered as it happened to be issued.
 """
 
@@ -42,6 +44,7 @@ class TensorPipeline:
 
     cta: ThreadBlock
     _entries: list[Entry] = field(default_factory=list)
+    _signals: dict[tuple[tuple[int, int], ThreadBlock], Operation] = field(default_factory=dict)
 
     def pending(self) -> list[Entry]:
         """What is in flight, oldest first."""
@@ -60,6 +63,14 @@ class TensorPipeline:
     def issued_by(self, thread: tuple[int, int]) -> tuple[Operation, ...]:
         """What `tcgen05.commit` of that thread tracks."""
         return tuple(entry.operation for entry in self.pending() if entry.thread == thread)
+
+    def signals(self, thread: tuple[int, int], receiver: ThreadBlock) -> tuple[Operation, ...]:
+        """The latest commit of that thread, in flight, that arrives in the shared memory of `receiver`."""
+        latest = self._signals.get((thread, receiver))
+        return () if latest is None or latest.finished else (latest,)
+
+    def add_signal(self, thread: tuple[int, int], receiver: ThreadBlock, operation: Operation) -> None:
+        self._signals[thread, receiver] = operation
 
 
 def _ordered(earlier: Entry, kind: str, accumulator: Hashable, writes: Sequence[Span]) -> bool:
