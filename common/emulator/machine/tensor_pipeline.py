@@ -4,10 +4,14 @@ One queue per CTA, or per CTA pair for .cta_group::2. An operation waits only fo
 
     mma -> mma (same accumulator and shape)     cp -> mma     shift -> mma     mma -> shift     shift -> cp.4x256b
 
-and for one pair that the ISA does not list but that every block-scaled kernel relies on: a cp is not performed before
-an earlier mma that reads the tensor memory it overwrites. Nor does it list commit -> commit, yet the arrivals that one
-thread's commits make in one CTA come in the order of the commits: a CTA whose last wait is for the last of them may
-exit, and shipped kernels do. `ld` and `st` are ordered with nothing but their `wait`.
+and for two that the ISA does not list but that shipped kernels rely on:
+
+- a cp or an mma is not performed before an earlier mma that reads the tensor memory it overwrites: every block-scaled
+  kernel copies the next scale factors, and attention kernels write the next scores over the probabilities;
+- the arrivals that one thread's commits make in one CTA come in the order of the commits: a CTA whose last wait is for
+  the last of them may exit.
+
+`ld` and `st` are ordered with nothing but their `wait`.
 Threads of a CTA share its queue: what they issue without synchronisation is ordered as it happened to be issued.
 """
 
@@ -74,8 +78,8 @@ class TensorPipeline:
 
 
 def _ordered(earlier: Entry, kind: str, accumulator: Hashable, writes: Sequence[Span]) -> bool:
-    if kind == "mma":
-        return earlier.kind != "mma" or earlier.accumulator == accumulator
+    if kind == "mma" and (earlier.kind != "mma" or earlier.accumulator == accumulator):
+        return True
     if kind == "shift":
         return earlier.kind == "mma"
     if earlier.kind == "shift":
