@@ -27,6 +27,7 @@ from cutlass.tensor_utils import LayoutEnum  # noqa: E402
 
 HERE = Path(__file__).parent
 F16, BF16, F32 = cutlass.Float16, cutlass.BFloat16, cutlass.Float32
+F4, F8 = cutlass.Float4E2M1FN, cutlass.Float8E4M3FN
 
 
 def allocate(smem, dtype, layout):
@@ -51,6 +52,26 @@ def accumulator_parts(accumulator, columns, repetition, thread):
     atom = cute.make_copy_atom(tcgen05.Ld32x32bOp(repetition), F32)
     copy = tcgen05.make_tmem_copy(atom, parts[None, None, 0, 0]).get_slice(thread)
     return copy, copy.partition_S(parts), parts
+
+
+def store_rows(accumulator, tile, columns, parts, thread):
+    """A float32 accumulator to global memory by 128 threads, one row each, `columns` at a time."""
+    copy, source, _ = accumulator_parts(accumulator, columns, tcgen05.Repetition.x32, thread)
+    target = copy.partition_D(cute.flat_divide(tile[(None, None), 0, 0], (128, columns)))
+    values = cute.make_rmem_tensor(target[None, None, None, 0, 0].shape, F32)
+    for part in range(parts):
+        cute.copy(copy, source[None, None, None, 0, part], values)
+        cute.autovec_copy(values, target[None, None, None, 0, part])
+
+
+def matrix(dtype, rows, columns):
+    """Row-major."""
+    return make_fake_tensor(dtype, (rows, columns), (columns, 1), assumed_align=128)
+
+
+def batch(dtype, rows, columns):
+    """One row-major matrix, as a batch."""
+    return make_fake_tensor(dtype, (rows, columns, 1), (columns, 1, rows * columns), assumed_align=128)
 
 
 # -- a dense GEMM: TMA, a ring of stages, one accumulator ------------------------------------------------------------
@@ -125,12 +146,7 @@ def dense_kernel(load_a: cute.CopyAtom, a: cute.Tensor, load_b: cute.CopyAtom, b
             tcgen05.commit(done)
     else:
         cute.arch.mbarrier_wait(done, 0)
-        copy, source, parts = accumulator_parts(accumulator, 32, tcgen05.Repetition.x32, thread)
-        target = copy.partition_D(cute.flat_divide(tile_d[(None, None), 0, 0], (128, 32)))
-        values = cute.make_rmem_tensor(target[None, None, None, 0, 0].shape, F32)
-        for part in cutlass.range_constexpr(2):
-            cute.copy(copy, source[None, None, None, 0, part], values)
-            cute.autovec_copy(values, target[None, None, None, 0, part])
+        store_rows(accumulator, tile_d, 32, 2, thread)
     cute.arch.sync_threads()
     if warp == 0:
         cute.arch.relinquish_tmem_alloc_permit()
@@ -139,9 +155,7 @@ def dense_kernel(load_a: cute.CopyAtom, a: cute.Tensor, load_b: cute.CopyAtom, b
 
 def dense_mma():
     major = OperandMajorMode.K
-    op = tcgen05.MmaF16BF16Op(
-        BF16, F32, (128, 64, 16), CtaGroup.ONE, OperandSource.SMEM, major, major
-    )
+    op = tcgen05.MmaF16BF16Op(BF16, F32, (128, 64, 16), CtaGroup.ONE, OperandSource.SMEM, major, major)
     return cute.make_tiled_mma(op)
 
 
@@ -154,11 +168,6 @@ def dense_gemm(a: cute.Tensor, b: cute.Tensor, d: cute.Tensor):
     load_b, view_b = cute.nvgpu.make_tiled_tma_atom_B(load, b, layout_b, DENSE_TILE, mma)
     grid = (DENSE["m"] // 128, DENSE["n"] // 64, 1)
     dense_kernel(load_a, view_a, load_b, view_b, d).launch(grid=grid, block=(192, 1, 1))
-
-
-def matrix(dtype, rows, columns):
-    """Row-major."""
-    return make_fake_tensor(dtype, (rows, columns), (columns, 1), assumed_align=128)
 
 
 def compile_dense():
@@ -331,7 +340,167 @@ def compile_pair():
     cute.compile(pair_gemm, matrix(F16, m, k), matrix(F16, n, k), matrix(F16, m, n))
 
 
-KERNELS = {"dense": compile_dense, "pair": compile_pair}
+# -- a block-scaled GEMM: NVFP4, scale factors copied to TMEM by tcgen05.cp ------------------------------------------
+
+SCALED = {"m": 256, "n": 128, "k": 768}
+SCALED_TILE = (128, 128, 256)
+SCALED_STAGES = 2
+VECTOR = 16  # elements with a common scale factor
+
+
+@cute.struct
+class ScaledStorage:
+    full: cute.struct.MemRange[cutlass.Int64, SCALED_STAGES]
+    empty: cute.struct.MemRange[cutlass.Int64, SCALED_STAGES]
+    done: cutlass.Int64
+    tmem: cutlass.Int32
+
+
+@cute.kernel
+def scaled_kernel(
+    load_a: cute.CopyAtom,
+    a: cute.Tensor,
+    load_b: cute.CopyAtom,
+    b: cute.Tensor,
+    load_sa: cute.CopyAtom,
+    sa: cute.Tensor,
+    load_sb: cute.CopyAtom,
+    sb: cute.Tensor,
+    d: cute.Tensor,
+):
+    """Warp 4 loads, warp 5 copies scale factors and multiplies, warps 0-3 store float32."""
+    thread = cute.arch.thread_idx()[0]
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    row, column = cute.arch.block_idx()[:2]
+    mma = scaled_mma()
+    smem = cutlass.memory.SmemAllocator()
+    storage = smem.allocate(ScaledStorage)
+    layout_sa, layout_sb = scale_layouts_of(mma, SCALED_STAGES)
+    shared_a = allocate(smem, F4, sm100.make_smem_layout_a(mma, SCALED_TILE, F4, SCALED_STAGES))
+    shared_b = allocate(smem, F4, sm100.make_smem_layout_b(mma, SCALED_TILE, F4, SCALED_STAGES))
+    shared_sa = smem.allocate_tensor(element_type=F8, layout=layout_sa, byte_alignment=128)
+    shared_sb = smem.allocate_tensor(element_type=F8, layout=layout_sb, byte_alignment=128)
+    full, empty, done = storage.full.data_ptr(), storage.empty.data_ptr(), storage.done.ptr
+
+    if warp == 0:
+        cute.arch.alloc_tmem(256, storage.tmem.ptr)
+    if thread == 0:
+        for stage in cutlass.range_constexpr(SCALED_STAGES):
+            cute.arch.mbarrier_init(full + stage, 1)
+            cute.arch.mbarrier_init(empty + stage, 1)
+        cute.arch.mbarrier_init(done, 1)
+    cute.arch.mbarrier_init_fence()
+    cute.arch.sync_threads()
+    tmem = cute.arch.retrieve_tmem_ptr(F32, 16, storage.tmem.ptr)
+
+    one = mma.get_slice(0)
+    everywhere = (None, None, None)
+    tile_a, tile_b, tile_d = (
+        cute.slice_(SCALED_TILE, at) for at in ((None, 0, None), (0, None, None), (None, None, 0))
+    )
+    to_a, from_a = split(load_a, shared_a, one.partition_A(cute.local_tile(a, tile_a, everywhere)))
+    to_b, from_b = split(load_b, shared_b, one.partition_B(cute.local_tile(b, tile_b, everywhere)))
+    to_sa, from_sa = map(
+        cute.filter_zeros, split(load_sa, shared_sa, one.partition_A(cute.local_tile(sa, tile_a, everywhere)))
+    )
+    to_sb, from_sb = map(
+        cute.filter_zeros, split(load_sb, shared_sb, one.partition_B(cute.local_tile(sb, tile_b, everywhere)))
+    )
+    part_d = one.partition_C(cute.local_tile(d, tile_d, (row, column, 0)))
+    fragment_a, fragment_b = mma.make_fragment_A(shared_a), mma.make_fragment_B(shared_b)
+    accumulator = cute.make_tensor(tmem, mma.make_fragment_C(mma.partition_shape_C(SCALED_TILE[:2])).layout)
+    tmem_sa = cute.make_tensor(
+        cute.recast_ptr(tmem + 128, dtype=F8),
+        scale_layouts.make_tmem_layout_sfa(mma, SCALED_TILE, VECTOR, first_stage(layout_sa)),
+    )
+    tmem_sb = cute.make_tensor(
+        cute.recast_ptr(tmem + 128 + tcgen05.find_tmem_tensor_col_offset(tmem_sa), dtype=F8),
+        scale_layouts.make_tmem_layout_sfb(mma, SCALED_TILE, VECTOR, first_stage(layout_sb)),
+    )
+    copies = [scale_copy(shared_sa, tmem_sa), scale_copy(shared_sb, tmem_sb)]
+    steps = cute.size(from_a, mode=[2])
+
+    if warp == 4:
+        for step in cutlass.range(steps, unroll=1):
+            stage, turn = step % SCALED_STAGES, step // SCALED_STAGES
+            if step >= SCALED_STAGES:
+                cute.arch.mbarrier_wait(empty + stage, (turn - 1) % 2)
+            with cute.arch.elect_one():
+                cute.arch.mbarrier_arrive_and_expect_tx(full + stage, 2 * 128 * (256 // 2 + 256 // VECTOR))
+            cute.copy(load_a, from_a[None, row, step, 0], to_a[None, stage], tma_bar_ptr=full + stage)
+            cute.copy(load_b, from_b[None, column, step, 0], to_b[None, stage], tma_bar_ptr=full + stage)
+            cute.copy(load_sa, from_sa[None, row, step, 0], to_sa[None, stage], tma_bar_ptr=full + stage)
+            cute.copy(load_sb, from_sb[None, column, step, 0], to_sb[None, stage], tma_bar_ptr=full + stage)
+    elif warp == 5:
+        for step in cutlass.range(steps, unroll=1):
+            stage, turn = step % SCALED_STAGES, step // SCALED_STAGES
+            cute.arch.mbarrier_wait(full + stage, turn % 2)
+            for copy, source, target in copies:
+                cute.copy(copy, source[None, None, None, None, stage], target)
+            for block in cutlass.range_constexpr(cute.size(fragment_a, mode=[2])):
+                at = (None, None, block, stage)
+                mma.set(Field.SFA, tmem_sa[None, None, block].iterator)
+                mma.set(Field.SFB, tmem_sb[None, None, block].iterator)
+                cute.gemm(mma, accumulator, fragment_a[at], fragment_b[at], accumulator)
+                mma.set(Field.ACCUMULATE, True)
+            with cute.arch.elect_one():
+                tcgen05.commit(empty + stage)
+        with cute.arch.elect_one():
+            tcgen05.commit(done)
+    else:
+        cute.arch.mbarrier_wait(done, 0)
+        store_rows(accumulator, part_d, 32, 4, thread)
+    cute.arch.sync_threads()
+    if warp == 0:
+        cute.arch.relinquish_tmem_alloc_permit()
+        cute.arch.dealloc_tmem(tmem, 256)
+
+
+def scale_copy(shared, tensor):
+    """The tcgen05.cp of one stage of scale factors, with its sources (..., stage) and its target."""
+    source, target = cute.filter_zeros(shared), cute.filter_zeros(tensor)
+    copy = tcgen05.make_s2t_copy(cute.make_copy_atom(tcgen05.Cp4x32x128bOp(CtaGroup.ONE), F8), target)
+    one = copy.get_slice(0)
+    return copy, tcgen05.get_s2t_smem_desc_tensor(copy, one.partition_S(source)), one.partition_D(target)
+
+
+def scaled_mma():
+    op = tcgen05.MmaMXF4NVF4Op(F8, (*SCALED_TILE[:2], 64), CtaGroup.ONE, OperandSource.SMEM)
+    return cute.make_tiled_mma(op)
+
+
+def scale_layouts_of(mma, stages):
+    return (
+        scale_layouts.make_smem_layout_sfa(mma, SCALED_TILE, VECTOR, stages),
+        scale_layouts.make_smem_layout_sfb(mma, SCALED_TILE, VECTOR, stages),
+    )
+
+
+@cute.jit
+def scaled_gemm(a: cute.Tensor, b: cute.Tensor, sa: cute.Tensor, sb: cute.Tensor, d: cute.Tensor):
+    mma, load = scaled_mma(), cpasync.CopyBulkTensorTileG2SOp(CtaGroup.ONE)
+    layout_a = first_stage(sm100.make_smem_layout_a(mma, SCALED_TILE, F4, 1))
+    layout_b = first_stage(sm100.make_smem_layout_b(mma, SCALED_TILE, F4, 1))
+    layout_sa, layout_sb = map(first_stage, scale_layouts_of(mma, 1))
+    sa = cute.make_tensor(sa.iterator, scale_layouts.tile_atom_to_shape_SF(a.shape, VECTOR))
+    sb = cute.make_tensor(sb.iterator, scale_layouts.tile_atom_to_shape_SF(b.shape, VECTOR))
+    load_a, view_a = cute.nvgpu.make_tiled_tma_atom_A(load, a, layout_a, SCALED_TILE, mma)
+    load_b, view_b = cute.nvgpu.make_tiled_tma_atom_B(load, b, layout_b, SCALED_TILE, mma)
+    pairs = {"internal_type": cutlass.Int16}
+    load_sa, view_sa = cute.nvgpu.make_tiled_tma_atom_A(load, sa, layout_sa, SCALED_TILE, mma, **pairs)
+    load_sb, view_sb = cute.nvgpu.make_tiled_tma_atom_B(load, sb, layout_sb, SCALED_TILE, mma, **pairs)
+    scaled_kernel(load_a, view_a, load_b, view_b, load_sa, view_sa, load_sb, view_sb, d).launch(
+        grid=(SCALED["m"] // 128, SCALED["n"] // 128, 1), block=(192, 1, 1)
+    )
+
+
+def compile_scaled():
+    m, n, k = SCALED.values()
+    scales = [matrix(F8, rows, k // VECTOR) for rows in (m, n)]
+    cute.compile(scaled_gemm, batch(F4, m, k), batch(F4, n, k), *scales, batch(F32, m, n))
+
+
+KERNELS = {"dense": compile_dense, "pair": compile_pair, "scaled": compile_scaled}
 
 
 def main() -> None:

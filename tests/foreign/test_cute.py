@@ -55,3 +55,37 @@ def test_persistent_gemm_by_pairs_of_ctas(schedule):
     maps = [rows_map(a, 128), rows_map(b, 64), rows_map(d, 128)]
     launch("pair", schedule, maps, grid=4, cluster=2, block=192, shared_bytes=72 << 10)
     assert relative_error(d, a.double() @ b.double().T) < 1e-3
+
+
+FLOAT4 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+
+
+def scaled_operand(rows: int, k: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """NVFP4: packed elements uint8 (rows, k / 2), scale factors as the kernel wants them, and the values.
+
+    Scale factors lie in blocks of 128 rows by 4, of 512 bytes each: row r, factor c at 16 (r % 32) + 4 (r / 32) + c.
+    """
+    rng = torch.Generator().manual_seed(seed)
+    codes = torch.randint(0, 16, (rows, k), generator=rng)
+    factors = (torch.rand(rows, k // 16, generator=rng) * 4).to(torch.float8_e4m3fn)
+    values = torch.where(codes < 8, 1.0, -1.0) * FLOAT4[codes % 8] * factors.float().repeat_interleave(16, 1)
+    blocks = factors.view(torch.uint8).reshape(rows // 128, 4, 32, k // 64, 4).permute(0, 3, 2, 1, 4).contiguous()
+    return (codes[:, ::2] | codes[:, 1::2] << 4).to(torch.uint8), blocks, values
+
+
+def scale_map(blocks: torch.Tensor) -> TensorMap:
+    """A block as 256 pairs of factors; a load takes the four blocks of one K step."""
+    rows, steps = blocks.shape[:2]
+    dims, strides, box = (256, steps, rows), (512, 512 * steps), (256, 4, 1)
+    rank = 3 if rows > 1 else 2
+    return TensorMap("uint16", blocks, dims[:rank], strides[: rank - 1], box[:rank])
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_block_scaled_gemm(schedule):
+    (a, sa, left), (b, sb, right) = scaled_operand(256, 768, seed=5), scaled_operand(128, 768, seed=6)
+    d = torch.full((256, 128), float("nan"))
+    maps = [TensorMap("float4_e2m1fn", x, (768, x.shape[0]), (384,), (256, 128), swizzle="128B") for x in (a, b)]
+    scales = [scale_map(sa), scale_map(sb)]
+    launch("scaled", schedule, [*maps, *scales, d], grid=(2, 1), block=192, shared_bytes=76 << 10)
+    assert relative_error(d, left.double() @ right.double().T) < 1e-6
