@@ -327,6 +327,22 @@ def test_alternating_accumulators_stay_apart():
             close(accumulator(memory, (128, 64), "D", 128 * parity), a[:, chosen], b[:, chosen])
 
 
+def test_an_mma_that_overwrites_what_an_earlier_one_reads_comes_after_it():
+    """Attention kernels put the next scores where the probabilities were, right after the product that reads them."""
+    rng = np.random.default_rng(27)
+    a, b = random_codes(rng, "f16", (128, 16)), random_codes(rng, "f16", (64, 16))
+    image, memory = blank(), poison()
+    bits_b = store_operand(image[0], B_START, b, "f16")
+    put_rows(memory, tensor_rows(a, "f16"), "D", 320)
+    put_rows(memory, tensor_rows(a, "f16"), "D", 400)
+    descriptor = instruction_bits(128, 64, "f16", "f16", "f32")
+    instructions = [Instruction(320, bits_b, descriptor), Instruction(400, bits_b, descriptor, d=300)]
+    for seed in range(6):
+        after, _ = run_mma(mma_text("f16", a_in_tmem=True), instructions, image, memory, schedule="random", seed=seed)
+        for start in (0, 300):
+            close(accumulator(after, (128, 64), "D", start), value_of("f16", a), value_of("f16", b))
+
+
 def test_d_is_an_input_and_scale_input_d_divides_it():
     image, memory = blank(), poison()
     rng = np.random.default_rng(14)
