@@ -4,14 +4,16 @@ One queue per CTA, or per CTA pair for .cta_group::2. An operation waits only fo
 
     mma -> mma (same accumulator and shape)     cp -> mma     shift -> mma     mma -> shift     shift -> cp.4x256b
 
-and for one pair that the ISA does not list but that every block-scaled kernel relies on: a cp is not performed before
-an earlier mma that reads the tensor memory it overwrites. `ld` and `st` are ordered with nothing but their `wait`.
+and for two pairs that the ISA does not list. Every block-scaled kernel relies on one: a cp is not performed before an
+earlier mma that reads the tensor memory it overwrites. Every attention kernel relies on the other: nor is an mma of the
+same shape, as S = Q K^T of the next block takes the columns that held P of this one. `ld` and `st` are ordered with
+nothing but their `wait`.
 Threads of a CTA share its queue: what they issue without synchronisation is ordered as it happened to be issued.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -32,7 +34,7 @@ class Entry:
     operation: Operation
     kind: str
     thread: tuple[int, int]
-    accumulator: Hashable
+    accumulator: tuple | None
     reads: tuple[Span, ...]
 
 
@@ -53,7 +55,7 @@ class TensorPipeline:
         if not entry.operation.finished:
             self._entries.append(entry)
 
-    def before(self, kind: str, accumulator: Hashable, writes: Sequence[Span]) -> tuple[Operation, ...]:
+    def before(self, kind: str, accumulator: tuple | None, writes: Sequence[Span]) -> tuple[Operation, ...]:
         """The operations in flight that must complete before a new one of that kind."""
         return tuple(e.operation for e in self.pending() if _ordered(e, kind, accumulator, writes))
 
@@ -62,14 +64,21 @@ class TensorPipeline:
         return tuple(entry.operation for entry in self.pending() if entry.thread == thread)
 
 
-def _ordered(earlier: Entry, kind: str, accumulator: Hashable, writes: Sequence[Span]) -> bool:
+def _ordered(earlier: Entry, kind: str, accumulator: tuple | None, writes: Sequence[Span]) -> bool:
     if kind == "mma":
-        return earlier.kind != "mma" or earlier.accumulator == accumulator
+        if earlier.kind != "mma" or earlier.accumulator == accumulator:
+            return True
+        same_shape = earlier.accumulator[1:] == accumulator[1:]
+        return same_shape and _reads_any(earlier, writes)
     if kind == "shift":
         return earlier.kind == "mma"
     if earlier.kind == "shift":
         return kind == "cp.4x256b"
-    return earlier.kind == "mma" and any(read.overlaps(write) for read in earlier.reads for write in writes)
+    return earlier.kind == "mma" and _reads_any(earlier, writes)
+
+
+def _reads_any(earlier: Entry, writes: Sequence[Span]) -> bool:
+    return any(read.overlaps(write) for read in earlier.reads for write in writes)
 
 
 def pipeline(cta: ThreadBlock, group: int) -> TensorPipeline:
@@ -86,14 +95,14 @@ def issue_tcgen05(
     steps: Sequence[Callable[[], None]],
     *,
     group: int,
-    accumulator: Hashable = None,
+    accumulator: tuple | None = None,
     reads: tuple[Span, ...] = (),
     writes: tuple[Span, ...] = (),
     detail: str = "",
 ) -> Operation:
     """Puts an mma, cp (`cp.4x256b` is a kind of its own) or shift in flight; returns its operation.
 
-    `lane` is the issuing thread, `accumulator` a key for "same accumulator and shape" (mma only). `writes` are the
+    `lane` is the issuing thread, `accumulator` the address and the shape of D (mma only). `writes` are the
     cells it is going to change: until its last step begins, `tcgen05.ld` sees poison there. `reads` are its operands
     in tensor memory (A, scale factors, metadata); read those, and the accumulator, through `Span.read`. Steps run in
     order, at moments that the schedule picks.
