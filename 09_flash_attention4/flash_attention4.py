@@ -169,9 +169,9 @@ def make_kernel(config: Config):
     SECTION = min(HEADS, max(1, L2_BYTES // 2 // KV_BYTES))  # heads whose K and V stay in L2 together
 
     TILE_BYTES = TILE * d * config.itemsize
-    STAGES = min(6, (SMEM_BYTES - 4096) // TILE_BYTES - 2 * TILES)
+    STAGES = min(6, (SMEM_BYTES - 3072) // TILE_BYTES - 2 * TILES)
 
-    P_COLUMN = 0 if d == 128 else TILES * TILE * 2  # in elements of P, two to a column
+    P_COLUMN = 0 if d == 128 else 2 * TILES * (TILE + d)  # in elements of P, two to a column
     P_STRIDE = 2 * TILE if d == 128 else TILE
     FIRST_KEYS = 96  # the product with V starts when so many weights are there
     PIECES = 2
@@ -181,14 +181,16 @@ def make_kernel(config: Config):
     WARPS = SOFTMAX_WARPS + 8
 
     @T.prim_func
-    def attention(
-        Q: T.Buffer((batch, sq, hq, d), dtype),
-        K: T.Buffer((batch, skv, hkv, d), dtype),
-        V: T.Buffer((batch, skv, hkv, d), dtype),
-        scale: T.float32,
-        O: T.Buffer((batch, sq, hq, d), dtype),  # noqa: E741
-        LSE: T.Buffer((batch, hq, sq), "float32"),
-    ):
+    def attention(q: T.handle, k: T.handle, v: T.handle, scale: T.float32, o: T.handle, lse: T.handle):
+        # Lengths are left open: TIRx drops dimensions of one element, and with them strides that a tensor map needs.
+        queries = T.int32()
+        keys = T.int32()
+        Q = T.match_buffer(q, (batch, queries, hq, d), dtype)
+        K = T.match_buffer(k, (batch, keys, hkv, d), dtype)
+        V = T.match_buffer(v, (batch, keys, hkv, d), dtype)
+        O = T.match_buffer(o, (batch, queries, hq, d), dtype)  # noqa: E741
+        LSE = T.match_buffer(lse, (batch, hq, queries), "float32")
+
         T.device_entry()
         T.attr({"tirx.launch_bounds_min_blocks_per_sm": 1})
         cta = T.cta_id([CTAS])
@@ -216,7 +218,7 @@ def make_kernel(config: Config):
         Qs = pool.alloc_tcgen05_mma_AB((TILES, TILE, d), dtype)
         KVs = pool.alloc_tcgen05_mma_AB((STAGES, TILE, d), dtype)
         Os = pool.alloc_tcgen05_mma_AB((TILES, TILE, d), dtype)
-        tmem = T.TMEMPool(pool, total_cols=TMEM_COLUMNS, cta_group=1, alloc_warp=0)
+        tmem = T.TMEMPool(pool, total_cols=TMEM_COLUMNS, cta_group=1, alloc_warp=SOFTMAX_WARPS)
         S = tmem.alloc((TILE, TILES * TILE), "float32")
         Ot = tmem.alloc((TILE, TILES * d), "float32")
         tmem.move_base_to(0)
@@ -483,6 +485,9 @@ def make_kernel(config: Config):
                 for t in T.unroll(TILES):
                     carry_out(t)
                 proceed()
+            # All products are complete and read.
+            T.cuda.warpgroup_sync(1)
+            tmem.dealloc()
         else:
             T.ptx.setmaxnreg.dec.sync.aligned.u32(48)
             if warp == LOADER:
@@ -490,13 +495,13 @@ def make_kernel(config: Config):
                     kv.init(1)
                     while work < WORK:
                         locate()
-                        request_queries(0)
-                        request(K, 0)
-                        request_queries(1)
-                        request(V, 0)
-                        for i in T.serial(blocks[TILES - 1] - 1, unroll=False):
-                            request(K, i + 1)
-                            request(V, i + 1)
+                        for i in T.serial(blocks[TILES - 1], unroll=False):
+                            if i == 0:
+                                request_queries(0)
+                            request(K, i)
+                            if i == 0:
+                                request_queries(1)
+                            request(V, i)
                         proceed()
             elif warp == MMA:
                 if T.cuda.elect_sync():
@@ -534,9 +539,6 @@ def make_kernel(config: Config):
                         for t in T.unroll(TILES):
                             send(t)
                         proceed()
-            T.cuda.warp_sync()
-        T.cuda.cta_sync()
-        tmem.dealloc()
 
     return attention
 
@@ -583,7 +585,7 @@ def tolerance(config: Config) -> Tolerance:
     The rounding errors of a row are independent, so their sum compares with the output as one of them with a weight.
     """
     half_unit = torch.finfo(config.torch_dtype).eps / 2
-    return Tolerance(terms=config.skv + int(4 * half_unit * 2**24))
+    return Tolerance(terms=config.skv + int(4 * half_unit * 2**24), by_row=True)
 
 
 STAGE = Stage(
