@@ -151,8 +151,8 @@ class Mma:
     steps: list[Step] = field(default_factory=list)
 
     @property
-    def accumulator(self) -> Hashable:
-        """Equal for "same accumulator and shape", which is what orders two instructions."""
+    def accumulator(self) -> tuple:
+        """Address of D, then shape: what orders two instructions."""
         descriptor = self.plan.descriptor
         return self.d, descriptor.m, descriptor.n, self.plan.path.name
 

@@ -17,7 +17,7 @@ Threads of a CTA share its queue: what they issue without synchronisation is ord
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -38,7 +38,7 @@ class Entry:
     operation: Operation
     kind: str
     thread: tuple[int, int]
-    accumulator: Hashable
+    accumulator: tuple | None
     reads: tuple[Span, ...]
 
 
@@ -60,7 +60,7 @@ class TensorPipeline:
         if not entry.operation.finished:
             self._entries.append(entry)
 
-    def before(self, kind: str, accumulator: Hashable, writes: Sequence[Span]) -> tuple[Operation, ...]:
+    def before(self, kind: str, accumulator: tuple | None, writes: Sequence[Span]) -> tuple[Operation, ...]:
         """The operations in flight that must complete before a new one of that kind."""
         return tuple(e.operation for e in self.pending() if _ordered(e, kind, accumulator, writes))
 
@@ -77,14 +77,18 @@ class TensorPipeline:
         self._signals[thread, receiver] = operation
 
 
-def _ordered(earlier: Entry, kind: str, accumulator: Hashable, writes: Sequence[Span]) -> bool:
+def _ordered(earlier: Entry, kind: str, accumulator: tuple | None, writes: Sequence[Span]) -> bool:
     if kind == "mma" and (earlier.kind != "mma" or earlier.accumulator == accumulator):
         return True
     if kind == "shift":
         return earlier.kind == "mma"
     if earlier.kind == "shift":
         return kind == "cp.4x256b"
-    return earlier.kind == "mma" and any(read.overlaps(write) for read in earlier.reads for write in writes)
+    return earlier.kind == "mma" and _reads_any(earlier, writes)
+
+
+def _reads_any(earlier: Entry, writes: Sequence[Span]) -> bool:
+    return any(read.overlaps(write) for read in earlier.reads for write in writes)
 
 
 def pipeline(cta: ThreadBlock, group: int) -> TensorPipeline:
@@ -101,14 +105,14 @@ def issue_tcgen05(
     steps: Sequence[Callable[[], None]],
     *,
     group: int,
-    accumulator: Hashable = None,
+    accumulator: tuple | None = None,
     reads: tuple[Span, ...] = (),
     writes: tuple[Span, ...] = (),
     detail: object = "",
 ) -> Operation:
     """Puts an mma, cp (`cp.4x256b` is a kind of its own) or shift in flight; returns its operation.
 
-    `lane` is the issuing thread, `accumulator` a key for "same accumulator and shape" (mma only). `writes` are the
+    `lane` is the issuing thread, `accumulator` the address and the shape of D (mma only). `writes` are the
     cells it is going to change: until its last step begins, `tcgen05.ld` sees poison there. `reads` are its operands
     in tensor memory (A, scale factors, metadata); read those, and the accumulator, through `Span.read`. Steps run in
     order, at moments that the schedule picks.

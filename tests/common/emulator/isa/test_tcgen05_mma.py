@@ -275,6 +275,22 @@ def test_each_half_of_n_multiplies_with_its_own_copy_of_a():
     close(cells[:, 16:].copy(), value_of("f16", other), value_of("f16", b[16:]))
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_an_instruction_of_the_same_shape_may_overwrite_the_a_of_the_one_before(seed):
+    """The scores of the next block overwrite the weights of this one as soon as the product with V has read them."""
+    rng = np.random.default_rng(15)
+    first, second, b = (random_codes(rng, "f16", (rows, 16)) for rows in (128, 128, 32))
+    image, memory = blank(), poison()
+    bits_b = store_operand(image[0], B_START, b, "f16")
+    descriptor = instruction_bits(128, 32, "f16", "f16", "f32")
+    put_rows(memory, tensor_rows(first, "f16"), "D", 256)
+    put_rows(memory, tensor_rows(second, "f16"), "D", 300)
+    instructions = [Instruction(256, bits_b, descriptor, d=0), Instruction(300, bits_b, descriptor, d=256)]
+    memory, _ = run_mma(mma_text("f16", a_in_tmem=True), instructions, image, memory, schedule="random", seed=seed)
+    close(accumulator(memory, (128, 32), "D", 0), value_of("f16", first), value_of("f16", b))
+    close(accumulator(memory, (128, 32), "D", 256), value_of("f16", second), value_of("f16", b))
+
+
 # -- accumulation --------------------------------------------------------------------------------------------------
 
 
