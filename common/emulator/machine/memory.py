@@ -75,7 +75,6 @@ class GlobalMemory:
     def __init__(self) -> None:
         self._regions: list[Region] = []
         self._starts: list[int] = []
-        self._bases = np.empty(0, np.int64)
         self._next = GLOBAL_BASE
         self._last: Region | None = None
 
@@ -85,7 +84,6 @@ class GlobalMemory:
         self._next += -(-(data.size + GUARD) // GUARD) * GUARD
         self._regions.append(region)
         self._starts.append(region.base)
-        self._bases = np.array(self._starts, np.int64)
         self._last = region
         return region
 
@@ -106,7 +104,7 @@ class GlobalMemory:
             offsets = addresses - region.base
             if int(offsets.view(np.uint64).max()) <= region.size - width:
                 return [Piece(region, offsets, slice(None))]
-        places = np.searchsorted(self._bases, addresses, side="right") - 1
+        places = np.searchsorted(np.array(self._starts), addresses, side="right") - 1
         pieces = []
         for place in np.unique(places):
             chosen = places == place
