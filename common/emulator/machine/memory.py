@@ -77,7 +77,6 @@ class GlobalMemory:
     def __init__(self) -> None:
         self._regions: list[Region] = []
         self._starts: list[int] = []
-        self._bases = np.empty(0, np.int64)
         self._next = GLOBAL_BASE
         self._launches = 0  # whose parameters have an address
         self._last: Region | None = None
@@ -97,7 +96,6 @@ class GlobalMemory:
     def _add(self, region: Region, place: int) -> Region:
         self._regions.insert(place, region)
         self._starts.insert(place, region.base)
-        self._bases = np.array(self._starts, np.int64)
         self._last = region
         return region
 
@@ -118,7 +116,7 @@ class GlobalMemory:
             offsets = addresses - region.base
             if int(offsets.view(np.uint64).max()) <= region.size - width:
                 return [Piece(region, offsets, slice(None))]
-        places = np.searchsorted(self._bases, addresses, side="right") - 1
+        places = np.searchsorted(np.array(self._starts), addresses, side="right") - 1
         pieces = []
         for place in np.unique(places):
             chosen = places == place
