@@ -270,9 +270,7 @@ def write(builds: dict[str, Build]) -> None:
         compiled = build.compile()
         meta = compiled.metadata
         assert not meta.global_scratch_size, f"{name} needs scratch memory, which triton_programs does not give"
-        assert not any(m["fp4_padded"] for m in meta.tensordesc_meta), (
-            f"{name} pads fp4, which triton_programs does not"
-        )
+        assert not any(m["fp4_padded"] for m in meta.tensordesc_meta), f"{name} pads fp4: triton_programs does not"
         programs[name] = {
             "kernel": meta.name,
             "threads": 32 * meta.num_warps,
