@@ -26,6 +26,7 @@ from cutlass.cute.runtime import make_fake_tensor  # noqa: E402
 from cutlass.tensor_utils import LayoutEnum  # noqa: E402
 
 HERE = Path(__file__).parent
+TMEM_LANE = 65536  # from one lane to the next in a TMEM address
 F16, BF16, F32 = cutlass.Float16, cutlass.BFloat16, cutlass.Float32
 F4, F8 = cutlass.Float4E2M1FN, cutlass.Float8E4M3FN
 
@@ -54,13 +55,15 @@ def accumulator_parts(accumulator, columns, repetition, thread):
     return copy, copy.partition_S(parts), parts
 
 
-def store_rows(accumulator, tile, columns, parts, thread):
-    """A float32 accumulator to global memory by 128 threads, one row each, `columns` at a time."""
+def store_rows(accumulator, tile, columns, parts, thread, factor=None):
+    """A float32 accumulator, times `factor`, to global memory by 128 threads, a row each, `columns` at a time."""
     copy, source, _ = accumulator_parts(accumulator, columns, tcgen05.Repetition.x32, thread)
     target = copy.partition_D(cute.flat_divide(tile[(None, None), 0, 0], (128, columns)))
     values = cute.make_rmem_tensor(target[None, None, None, 0, 0].shape, F32)
     for part in range(parts):
         cute.copy(copy, source[None, None, None, 0, part], values)
+        if factor is not None:
+            values.store(values.load() * factor)
         cute.autovec_copy(values, target[None, None, None, 0, part])
 
 
@@ -254,13 +257,13 @@ def pair_kernel(
         if rank == 0:
             count = cutlass.Int32(0)
             number = cutlass.Int32(0)
-            for tile in cutlass.range(pair, tiles, PAIRS, unroll=1):
+            for _tile in cutlass.range(pair, tiles, PAIRS, unroll=1):
                 buffer, turn = number % 2, number // 2
                 if number >= 2:
                     cute.arch.mbarrier_wait(free + buffer, (turn - 1) % 2)
                 accumulator = cute.make_tensor(tmem + 128 * buffer, layout)
                 mma.set(Field.ACCUMULATE, False)
-                for step in cutlass.range(steps, unroll=1):
+                for _step in cutlass.range(steps, unroll=1):
                     stage = count % PAIR_STAGES
                     cute.arch.mbarrier_wait(full + stage, count // PAIR_STAGES % 2)
                     for block in cutlass.range_constexpr(cute.size(fragment_a, mode=[2])):
@@ -500,7 +503,179 @@ def compile_scaled():
     cute.compile(scaled_gemm, batch(F4, m, k), batch(F4, n, k), *scales, batch(F32, m, n))
 
 
-KERNELS = {"dense": compile_dense, "pair": compile_pair, "scaled": compile_scaled}
+# -- attention: the probabilities replace the scores in TMEM and are the A of the second product ---------------------
+
+ATTENTION = {"queries": 256, "keys": 384}
+WIDTH = 64  # of a head
+BLOCK = 128  # queries of a CTA, and keys of a step
+SCORE_TILE = (BLOCK, BLOCK, WIDTH)
+OUTPUT_TILE = (BLOCK, WIDTH, BLOCK)
+BLOCKS = ATTENTION["keys"] // BLOCK
+SCALE = 1.4426950408889634 / 8  # log2(e) / sqrt(WIDTH)
+
+
+@cute.struct
+class AttentionStorage:
+    loaded: cute.struct.MemRange[cutlass.Int64, BLOCKS]
+    scores: cutlass.Int64
+    probabilities: cutlass.Int64
+    done: cutlass.Int64
+    tmem: cutlass.Int32
+
+
+@cute.kernel
+def attention_kernel(
+    load_q: cute.CopyAtom,
+    q: cute.Tensor,
+    load_k: cute.CopyAtom,
+    k: cute.Tensor,
+    load_v: cute.CopyAtom,
+    v: cute.Tensor,
+    d: cute.Tensor,
+):
+    """Warp 4 loads everything, then multiplies; a thread of warps 0-3 has one row. Softmax without its maximum.
+
+    The next scores are written over the probabilities right after the product that reads them, with no wait between.
+    """
+    thread = cute.arch.thread_idx()[0]
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    row = cute.arch.block_idx()[0]
+    score, output = score_mma(), output_mma()
+    smem = cutlass.memory.SmemAllocator()
+    storage = smem.allocate(AttentionStorage)
+    shared_q = allocate(smem, BF16, sm100.make_smem_layout_a(score, SCORE_TILE, BF16, 1))
+    shared_k = allocate(smem, BF16, sm100.make_smem_layout_b(score, SCORE_TILE, BF16, BLOCKS))
+    shared_v = allocate(smem, BF16, sm100.make_smem_layout_b(output, OUTPUT_TILE, BF16, BLOCKS))
+    loaded, scores = storage.loaded.data_ptr(), storage.scores.ptr
+    probabilities, done = storage.probabilities.ptr, storage.done.ptr
+
+    if warp == 0:
+        cute.arch.alloc_tmem(256, storage.tmem.ptr)
+    if thread == 0:
+        for block in cutlass.range_constexpr(BLOCKS):
+            cute.arch.mbarrier_init(loaded + block, 1)
+        cute.arch.mbarrier_init(scores, 1)
+        cute.arch.mbarrier_init(probabilities, 128)
+        cute.arch.mbarrier_init(done, 1)
+    cute.arch.mbarrier_init_fence()
+    cute.arch.sync_threads()
+    tmem = cute.arch.retrieve_tmem_ptr(F32, 16, storage.tmem.ptr)
+
+    first, second = score.get_slice(0), output.get_slice(0)
+    tiles_q = first.partition_A(cute.local_tile(q, SCORE_TILE, (row, None, None), proj=(1, None, 1)))
+    tiles_k = first.partition_B(cute.local_tile(k, SCORE_TILE, (None, None, 0), proj=(None, 1, 1)))
+    tiles_v = second.partition_B(cute.local_tile(v, OUTPUT_TILE, (None, 0, None), proj=(None, 1, 1)))
+    tile_d = second.partition_C(cute.local_tile(d, OUTPUT_TILE, (row, 0, None), proj=(1, 1, None)))
+    to_q, from_q = split(load_q, shared_q, tiles_q)
+    to_k, from_k = split(load_k, shared_k, tiles_k)
+    to_v, from_v = split(load_v, shared_v, tiles_v)
+    fragment_q, fragment_k = score.make_fragment_A(shared_q), score.make_fragment_B(shared_k)
+    fragment_v = output.make_fragment_B(shared_v)
+    shape_p = sm100.make_smem_layout_a(output, OUTPUT_TILE, BF16, 1).outer
+    layout_p = output.make_fragment_A(cute.make_tensor(tmem, shape_p)).layout
+    fragment_p = cute.make_tensor(cute.recast_ptr(tmem, dtype=BF16), layout_p)
+    accumulator_s = cute.make_tensor(tmem, score.make_fragment_C(score.partition_shape_C(SCORE_TILE[:2])).layout)
+    accumulator_o = cute.make_tensor(
+        tmem + BLOCK, output.make_fragment_C(output.partition_shape_C(OUTPUT_TILE[:2])).layout
+    )
+
+    if warp == 4:
+        for block in cutlass.range_constexpr(BLOCKS):
+            size = 2 * WIDTH * BLOCK * (3 if block == 0 else 2)
+            with cute.arch.elect_one():
+                cute.arch.mbarrier_arrive_and_expect_tx(loaded + block, size)
+            if cutlass.const_expr(block == 0):
+                cute.copy(load_q, from_q[None, 0], to_q[None, 0], tma_bar_ptr=loaded)
+            cute.copy(load_k, from_k[None, block], to_k[None, block], tma_bar_ptr=loaded + block)
+            cute.copy(load_v, from_v[None, block], to_v[None, block], tma_bar_ptr=loaded + block)
+        for block in cutlass.range_constexpr(BLOCKS):
+            cute.arch.mbarrier_wait(loaded + block, 0)
+            if cutlass.const_expr(block > 0):
+                cute.arch.mbarrier_wait(probabilities, (block - 1) % 2)
+                multiply(output, accumulator_o, fragment_p, fragment_v, 0, block - 1, block > 1)
+            multiply(score, accumulator_s, fragment_q, fragment_k, 0, block, False)
+            with cute.arch.elect_one():
+                tcgen05.commit(scores)
+        cute.arch.mbarrier_wait(probabilities, (BLOCKS - 1) % 2)
+        multiply(output, accumulator_o, fragment_p, fragment_v, 0, BLOCKS - 1, True)
+        with cute.arch.elect_one():
+            tcgen05.commit(done)
+    elif warp < 4:
+        total = F32(0.0)
+        copy, source, parts = accumulator_parts(accumulator_s, 32, tcgen05.Repetition.x32, thread)
+        pairs = cute.make_tensor(tmem, cute.make_layout((BLOCK, BLOCK // 2), stride=(TMEM_LANE, 1)))
+        pair_parts = cute.flat_divide(pairs, (BLOCK, 32))
+        store = tcgen05.make_tmem_copy(
+            cute.make_copy_atom(tcgen05.St32x32bOp(tcgen05.Repetition.x32), F32), pair_parts[None, None, 0, 0]
+        ).get_slice(thread)
+        target = store.partition_D(pair_parts)
+        shape = copy.partition_D(parts)[None, None, None, 0, 0].shape
+        for block in cutlass.range(BLOCKS, unroll=1):
+            cute.arch.mbarrier_wait(scores, block % 2)
+            rounded = cute.make_rmem_tensor(cute.make_layout(BLOCK), BF16)
+            for part in cutlass.range_constexpr(4):
+                values = cute.make_rmem_tensor(shape, F32)
+                cute.copy(copy, source[None, None, None, 0, part], values)
+                for column in cutlass.range_constexpr(32):
+                    value = cute.math.exp2(values[column] * SCALE, fastmath=True)
+                    total += value
+                    rounded[32 * part + column] = value.to(BF16)
+            cute.arch.fence_view_async_tmem_load()
+            packed = cute.recast_ptr(rounded.iterator, dtype=F32)
+            for part in cutlass.range_constexpr(2):
+                words = cute.make_tensor(packed + 32 * part, cute.make_layout(shape))
+                cute.copy(store, words, target[None, None, None, 0, part])
+            cute.arch.fence_view_async_tmem_store()
+            cute.arch.mbarrier_arrive(probabilities)
+        cute.arch.mbarrier_wait(done, 0)
+        store_rows(accumulator_o, tile_d, 32, WIDTH // 32, thread, 1.0 / total)
+    cute.arch.sync_threads()
+    if warp == 0:
+        cute.arch.relinquish_tmem_alloc_permit()
+        cute.arch.dealloc_tmem(tmem, 256)
+
+
+def multiply(mma, accumulator, a, b, stage_a, stage_b, keeps):
+    """All K steps of one stage."""
+    for block in range(cute.size(a, mode=[2])):
+        mma.set(Field.ACCUMULATE, keeps or block > 0)
+        cute.gemm(mma, accumulator, a[None, None, block, stage_a], b[None, None, block, stage_b], accumulator)
+
+
+def score_mma():
+    major = OperandMajorMode.K
+    op = tcgen05.MmaF16BF16Op(BF16, F32, (BLOCK, BLOCK, 16), CtaGroup.ONE, OperandSource.SMEM, major, major)
+    return cute.make_tiled_mma(op)
+
+
+def output_mma():
+    majors = OperandMajorMode.K, OperandMajorMode.MN
+    op = tcgen05.MmaF16BF16Op(BF16, F32, (BLOCK, WIDTH, 16), CtaGroup.ONE, OperandSource.TMEM, *majors)
+    return cute.make_tiled_mma(op)
+
+
+@cute.jit
+def attention(q: cute.Tensor, k: cute.Tensor, v: cute.Tensor, d: cute.Tensor):
+    score, output, load = score_mma(), output_mma(), cpasync.CopyBulkTensorTileG2SOp(CtaGroup.ONE)
+    layout_q = first_stage(sm100.make_smem_layout_a(score, SCORE_TILE, BF16, 1))
+    layout_k = first_stage(sm100.make_smem_layout_b(score, SCORE_TILE, BF16, 1))
+    layout_v = first_stage(sm100.make_smem_layout_b(output, OUTPUT_TILE, BF16, 1))
+    columns = cute.make_tensor(v.iterator, cute.make_layout((WIDTH, ATTENTION["keys"]), stride=(1, WIDTH)))
+    load_q, view_q = cute.nvgpu.make_tiled_tma_atom_A(load, q, layout_q, SCORE_TILE, score)
+    load_k, view_k = cute.nvgpu.make_tiled_tma_atom_B(load, k, layout_k, SCORE_TILE, score)
+    load_v, view_v = cute.nvgpu.make_tiled_tma_atom_B(load, columns, layout_v, OUTPUT_TILE, output)
+    attention_kernel(load_q, view_q, load_k, view_k, load_v, view_v, d).launch(
+        grid=(ATTENTION["queries"] // BLOCK, 1, 1), block=(160, 1, 1)
+    )
+
+
+def compile_attention():
+    queries, keys = ATTENTION.values()
+    inputs = [matrix(BF16, rows, WIDTH) for rows in (queries, keys, keys)]
+    cute.compile(attention, *inputs, matrix(F32, queries, WIDTH))
+
+
+KERNELS = {"dense": compile_dense, "pair": compile_pair, "scaled": compile_scaled, "attention": compile_attention}
 
 
 def main() -> None:

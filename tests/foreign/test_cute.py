@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -89,3 +88,13 @@ def test_block_scaled_gemm(schedule):
     scales = [scale_map(sa), scale_map(sb)]
     launch("scaled", schedule, [*maps, *scales, d], grid=(2, 1), block=192, shared_bytes=76 << 10)
     assert relative_error(d, left.double() @ right.double().T) < 1e-6
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_attention(schedule):
+    q, k, v = random(256, 64, seed=7), random(384, 64, seed=8), random(384, 64, seed=9)
+    d = torch.full((256, 64), float("nan"))
+    maps = [rows_map(x, 128) for x in (q, k, v)]
+    launch("attention", schedule, [*maps, d], grid=2, block=160, shared_bytes=116 << 10)
+    weights = (q.double() @ k.double().T / 8).softmax(1)
+    assert relative_error(d, weights @ v.double()) < 4e-3
