@@ -196,7 +196,7 @@ class Machine:
         self.prerequisite: Machine | None = None
         self.has_dependent = False
         self.complete = False
-        self._releasing: set[tuple[int, int, int]] = set()  # CTAs that do not keep dependent launches from starting
+        self._releasing = 0  # CTAs that do not keep dependent launches from starting
         self.frames: FramePool
         self._expired_at = -1
         self._fruitless = 0
@@ -277,11 +277,13 @@ class Machine:
     @property
     def dependents_may_start(self) -> bool:
         clusters = self.queue.total - self.queue.cancelled
-        return len(self._releasing) == clusters * self.launch.cluster_size
+        return self._releasing == clusters * self.launch.cluster_size
 
     def release_dependents(self, block: ThreadBlock) -> None:
         """The CTA does not keep dependent launches from starting any more."""
-        self._releasing.add(block.ctaid)
+        if not block.releases_dependents:
+            block.releases_dependents = True
+            self._releasing += 1
         self.activity += 1
 
     def _run(self, block: ThreadBlock) -> None:

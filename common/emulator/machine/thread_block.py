@@ -116,6 +116,7 @@ class ThreadBlock:
         self.shared = Region("shared memory", RESERVED_SHARED, np.full(launch.shared_size, POISON, np.uint8))
         self.local = Region("local memory", 0, np.full(self.lanes * max(self.program.local_bytes, 1), POISON, np.uint8))
         self.alive = np.arange(self.lanes) < self.threads
+        self.releases_dependents = False  # has said that launches which depend on this one may start
         self.everyone = Mask(self.alive.copy())
         self._units: dict[Any, Any] = {}
         self.at_exit: list[Callable[[], None]] = []  # what the CTA's hardware checks when its last lane has exited
