@@ -84,11 +84,10 @@ def _common_offset(f: list, m: Mask, cta, location: Location) -> int | None:
     """
     address = location.offset
     if location.base is not None:
-        bases = f[location.base]
-        first = bases.item(m.first)
-        if m.count > 1 and (bases[m.index] != first).any():
+        base = m.common(f[location.base])
+        if base is None:
             return None
-        address = first + address if bases.dtype == np.int64 else first + address & 0xFFFF_FFFF
+        address = base + address if f[location.base].dtype == np.int64 else base + address & 0xFFFF_FFFF
     if location.space == "generic":
         address -= SHARED_WINDOW
     rank, offset = address >> RANK_SHIFT, address & RANK_MASK
@@ -375,12 +374,11 @@ class MbarrierWait(Control):
 
     def _test(self, cta, m: Mask) -> tuple[np.ndarray | bool, list[tuple[int, int]]]:
         """Whether each active lane's phase is complete, and the (offset, parity or state) pairs that are not."""
-        offset = _common_offset(cta.frame, m, cta, self.location)
+        offset, asked = _common_offset(cta.frame, m, cta, self.location), m.common(cta.frame[self.wanted])
+        if offset is not None and asked is not None:
+            done = self._is_complete(cta, offset, asked, m.numbers)
+            return done, [] if done else [(offset, asked)]
         wanted = cta.frame[self.wanted][m.index]
-        if offset is not None and (m.count == 1 or (wanted == wanted[0]).all()):
-            pair = (offset, wanted.item(0))
-            done = self._is_complete(cta, *pair, m.numbers)
-            return done, [] if done else [pair]
         offsets = local_offsets(cta.frame, m, cta, self.location, self.name)
         complete, unfinished = np.zeros(m.count, bool), []
         for pair in sorted(set(zip(offsets.tolist(), wanted.tolist()))):

@@ -46,6 +46,11 @@ class Mask:
         self._range: LaneRange | None | bool = False  # False: not asked for yet
 
     @property
+    def whole(self) -> bool:
+        """Whether it has all 32 lanes of each of its warps."""
+        return self.count == WARP * self.warps.size
+
+    @property
     def first(self) -> int:
         """The lowest lane number."""
         return int(self.numbers[0])
@@ -69,7 +74,7 @@ class Mask:
             return LaneRange(first, last + 1, 1)
         warps = self.warps
         step = int(warps[1] - warps[0]) if warps.size > 1 else 0
-        if self.count != WARP * warps.size or (np.diff(warps) != step).any():
+        if not self.whole or (np.diff(warps) != step).any():
             return None
         return LaneRange(first, last + 1, step)
 
@@ -99,6 +104,11 @@ class Mask:
         if self._warps is None:
             self._warps = np.flatnonzero(self.present)
         return self._warps
+
+    def common(self, values: np.ndarray) -> int | float | bool | None:
+        """The value that all lanes of the set have in an array (L,), or None where they differ."""
+        first = values.item(self.first)
+        return first if self.count == 1 or (values[self.index] == first).all() else None
 
     def narrow(self, predicate: np.ndarray, negated: bool = False) -> Mask | None:
         """The lanes of the set whose predicate holds, or None when there are none."""

@@ -331,7 +331,7 @@ def _checked(decoded: Collective) -> Run:
 
     def checked(f, m, cta) -> None:
         named = None if members is None else f[members]
-        if (members is None and m.where is True) or cta.converged(m, named):
+        if cta.converged(m, named):
             run(f, m, cta)
         else:
             raise cta.divergence(m, named)

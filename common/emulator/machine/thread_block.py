@@ -245,6 +245,8 @@ class ThreadBlock:
 
     def converged(self, mask: Mask, members: np.ndarray | None) -> bool:
         """Whether `mask` has all live lanes that an instruction waits for: of its warps, or of its membermasks."""
+        if mask.whole:  # and a membermask names lanes of its own warp
+            return True
         missing = self.alive & ~mask.lanes
         if members is None:
             return not (missing.reshape(-1, WARP).any(axis=1) & mask.present).any()
@@ -274,6 +276,8 @@ class ThreadBlock:
         True: `path` holds the warps that are complete. The lanes of other warps are parked until the rest of their warp
         comes to the same instruction or exits; False when that leaves no warp.
         """
+        if path.mask.whole:
+            return True
         place = (path.group, path.segment.index, len(path.segment.ops), path.stack)
         for other in [p for p in self.blocked if p.wait.awaited is not None]:
             if (other.group, other.segment.index, other.index, other.stack) == place:
