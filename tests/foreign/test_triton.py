@@ -115,6 +115,24 @@ def test_a_race_that_the_compiler_made():
 
 
 @every_schedule
+def test_tensor_maps_that_the_kernel_makes(schedule, seed):
+    m, n, k = 200, 136, 320
+    a, b, c = (random(*shape, dtype=torch.bfloat16) for shape in ((m, k), (n, k), (m, n)))
+    launch("gemm_own_maps", (2, 2), [a, b, c, m, n, k], schedule, seed=seed)
+    check(c, a.double() @ b.double().T, 5e-3)
+
+
+@every_schedule
+def test_gather_and_scatter_of_rows(schedule, seed):
+    x, out = random(100, 64, dtype=torch.float16), torch.zeros(90, 64, dtype=torch.float16)
+    sources, targets = torch.randint(0, 100, (32,), dtype=torch.int32), torch.randperm(90)[:32].int()
+    launch("move_rows", (1,), [Descriptor(x), sources, Descriptor(out), targets], schedule, seed=seed)
+    expected = torch.zeros_like(out)
+    expected[targets.long()] = x[sources.long()]
+    assert torch.equal(out, expected)
+
+
+@every_schedule
 def test_split_k_adds_with_atomics(schedule, seed):
     m, n, k = 128, 256, 448
     a, b, c = random(m, k, dtype=torch.float16), random(n, k, dtype=torch.float16), torch.zeros(m, n)

@@ -169,6 +169,26 @@ def gemm_split_k(
 
 
 @triton.jit
+def gemm_own_maps(a, b, c, rows, columns, depth, tile_m: tl.constexpr, tile_n: tl.constexpr, tile_k: tl.constexpr):
+    """c = a b^T through tensor maps that the kernel makes in global memory."""
+    left = tl.make_tensor_descriptor(a, [rows, depth], [depth, 1], [tile_m, tile_k])
+    right = tl.make_tensor_descriptor(b, [columns, depth], [depth, 1], [tile_n, tile_k])
+    out = tl.make_tensor_descriptor(c, [rows, columns], [columns, 1], [tile_m, tile_n])
+    m, n = tl.program_id(0) * tile_m, tl.program_id(1) * tile_n
+    total = tl.zeros((tile_m, tile_n), tl.float32)
+    for k in tl.range(0, depth, tile_k, warp_specialize=True, num_stages=3):
+        total = tl.dot(left.load([m, k]), right.load([n, k]).T, total)
+    out.store([m, n], total.to(c.dtype.element_ty))
+
+
+@triton.jit
+def move_rows(x, sources, out, targets, count: tl.constexpr):
+    """out[targets] = x[sources], rows that the copy engine gathers and scatters four at a time."""
+    place = tl.arange(0, count)
+    out.scatter(x.gather(tl.load(sources + place), 0), tl.load(targets + place), 0)
+
+
+@triton.jit
 def block_scaled(
     a, b, scale_a, scale_b, c, depth,
     kind: tl.constexpr, packed: tl.constexpr, vector: tl.constexpr,
@@ -253,6 +273,10 @@ BUILDS = {
     "gemm_split_k": Build(
         gemm_split_k, _maps("fp16", 128, 128, 64, 1)[:2] + ["*fp32", "i32", "i32"], _tiles(128, 128, 64) | {"parts": 3}
     ),
+    "gemm_own_maps": Build(gemm_own_maps, ["*bf16"] * 3 + ["i32"] * 3, _tiles(128, 128, 64)),
+    "move_rows": Build(
+        move_rows, ["tensordesc<fp16[1, 64]>", "*i32", "tensordesc<fp16[1, 64]>", "*i32"], {"count": 32}
+    ),
     "mxfp8": _scaled("e4m3", 1, 32, "fp8e4nv", "u8", 128),
     "nvfp4": _scaled("e2m1", 2, 16, "u8", "fp8e4nv", 256),
     "attention": Build(
@@ -269,13 +293,13 @@ def write(builds: dict[str, Build]) -> None:
     for name, build in builds.items():
         compiled = build.compile()
         meta = compiled.metadata
-        assert not meta.global_scratch_size, f"{name} needs scratch memory, which triton_programs does not give"
         assert not any(m["fp4_padded"] for m in meta.tensordesc_meta), f"{name} pads fp4: triton_programs does not"
         programs[name] = {
             "kernel": meta.name,
             "threads": 32 * meta.num_warps,
             "ctas": meta.num_ctas,
             "shared": meta.shared,
+            "scratch": meta.global_scratch_size,
             "maps": [{"box": m["block_size"], "swizzle": m["swizzle"]} for m in meta.tensordesc_meta],
         }
         (FOLDER / f"{name}.ptx.gz").write_bytes(gzip.compress(compiled.asm["ptx"].encode(), 9, mtime=0))

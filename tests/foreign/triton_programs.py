@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -39,7 +40,8 @@ def launch(
 ) -> Run:
     """Runs a program on `grid` clusters (x, y, z); tensors are updated in place.
 
-    Behind the kernel's own arguments stand two pointers to scratch memory, which no program here uses.
+    Behind the kernel's own arguments stand two pointers to scratch memory: the first is where a kernel makes tensor
+    maps, the second is for profilers alone.
     """
     program = programs()[name]
     assert program["shared"] <= LARGEST_SHARED
@@ -52,6 +54,7 @@ def launch(
             values.append(argument)
     x, *rest = grid
     ctas = program["ctas"]
+    scratch = torch.full((math.prod(grid) * ctas * program["scratch"],), 0xFF, dtype=torch.uint8)
     return Emulator(schedule, seed, Limits(sm_count=sm_count)).launch(
         text(name),
         program["kernel"],
@@ -59,7 +62,7 @@ def launch(
         block=program["threads"],
         cluster=(ctas, 1, 1) if ctas > 1 else None,
         shared_bytes=program["shared"],
-        args=[*values, 0, 0],
+        args=[*values, scratch if program["scratch"] else 0, 0],
     )
 
 
