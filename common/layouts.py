@@ -33,7 +33,7 @@ from common.emulator.hardware.operand_layout import OperandShape, element_addres
 from common.emulator.hardware.smem_descriptor import CODES, SmemDescriptor
 from common.emulator.hardware.swizzle import Swizzle, swizzle_pattern
 from common.emulator.hardware.tensor_fragments import SHAPES, cell_map
-from common.emulator.hardware.tensor_map import smem_addresses
+from common.emulator.hardware.tile_copy import TileCopy
 
 ELEMENT = 2  # bytes: float16 throughout, where a layout depends on the type
 CHUNK = 16  # bytes
@@ -167,7 +167,7 @@ def _boxes(layout: TileLayout | ComposeLayout, side: int) -> np.ndarray:
     tensor_map = TensorMap("float16", 0, (side, side), (side * ELEMENT,), (width, side), swizzle=int(swizzle))
     parts = []
     for box in range(side // width):
-        chunks = smem_addresses(tensor_map.descriptor(0), box * side * span).reshape(side, -1)
+        chunks = tensor_map.descriptor(0).plan(TileCopy).shared_addresses(box * side * span).reshape(side, -1)
         parts.append((chunks[:, :, None] + np.arange(0, CHUNK, ELEMENT)).reshape(side, width))
     return np.concatenate(parts, axis=1)
 

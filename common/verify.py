@@ -34,12 +34,15 @@ class Tolerance:
 
     `terms`: float32 additions behind one element (the length of its dot product or sum). `roundings`: how many times
     the value is rounded to the output's type. `norm`: bound of ‖out - ref‖ / ‖ref‖; None takes 1e-3 for float16, 5e-3
-    for bfloat16, 1e-5 for float32.
+    for bfloat16, 1e-5 for float32. An element much smaller than the others is a sum in which large terms cancel, so the
+    additions may be off by as much as for an element of root mean square: of the output, or with `by_row` of the
+    element's own row (the last dimension), where rows differ in size.
     """
 
     terms: int = 1
     roundings: float = 1.0
     norm: float | None = None
+    by_row: bool = False
 
     def norm_for(self, dtype: torch.dtype) -> float:
         """Bound of the relative norm for this output type. Raises ValueError when it must be given and is not."""
@@ -150,7 +153,9 @@ def _compare_floats(name: str, got: torch.Tensor, ref: torch.Tensor, tolerance: 
 def _allowed(magnitude: torch.Tensor, dtype: torch.dtype, tolerance: Tolerance) -> torch.Tensor:
     info = torch.finfo(dtype)
     rounding = info.eps / 2 * magnitude.clamp_min(info.tiny)
-    scale = magnitude.clamp_min(magnitude.square().mean().sqrt().item()) if magnitude.numel() else magnitude
+    squares = magnitude.square()
+    mean = squares.mean(-1, keepdim=True) if tolerance.by_row else squares.mean()
+    scale = magnitude.maximum(mean.sqrt()) if magnitude.numel() else magnitude
     return tolerance.roundings * rounding + (tolerance.terms + _EPILOGUE_STEPS) * _FLOAT32_STEP * scale
 
 

@@ -1,6 +1,6 @@
-"""An emulator that executes compiled PTX on a CPU. See `Emulator.launch`."""
+"""An emulator that executes compiled PTX on a CPU. See `Emulator.launch` and `Emulator.launch_chain`."""
 
-from common.emulator.emulator import Emulator, Run
+from common.emulator.emulator import Emulator, Grid, Run
 from common.emulator.faults import (
     BarrierFault,
     Deadlock,
@@ -27,6 +27,7 @@ __all__ = [
     "Emulator",
     "EmulatorError",
     "Fault",
+    "Grid",
     "InvalidAddress",
     "LaunchError",
     "Misaligned",

@@ -15,7 +15,7 @@ from tabulate import tabulate
 
 from common.compiler import compile_cuda
 from common.emulator import Emulator, TensorMap
-from common.emulator.hardware.tensor_map import load_tile, store_tile
+from common.emulator.hardware.tile_copy import TileCopy
 from common.emulator.machine.events import SCHEDULES
 from common.emulator.machine.memory import GLOBAL_BASE
 
@@ -127,15 +127,14 @@ def tiles_alone(schedule: str) -> tuple[str, str]:
     """What the copy engine moves when no instruction has to be executed for it: 32 KB boxes, 128B swizzle."""
     count, size = 512, 256 * 128
     source = np.random.default_rng(0).integers(0, 1 << 16, (count, 256, 64), dtype=np.uint16)
-    tile = TensorMap("uint16", source, [64, 256, count], [128, size], [64, 256, 1], swizzle="128B").descriptor(
-        GLOBAL_BASE
-    )
+    tensor_map = TensorMap("uint16", source, [64, 256, count], [128, size], [64, 256, 1], swizzle="128B")
+    tile = tensor_map.descriptor(GLOBAL_BASE).plan(TileCopy)
     flat, shared = source.reshape(-1).view(np.uint8), np.zeros(2 * size, np.uint8)
 
     def launch() -> None:
         for slab in range(count):
-            load_tile(tile, [0, 0, slab], flat, GLOBAL_BASE, shared, size)
-            store_tile(tile, [0, 0, slab], flat, GLOBAL_BASE, shared, size)
+            tile.load([0, 0, slab], flat, GLOBAL_BASE, shared, size)
+            tile.store([0, 0, slab], flat, GLOBAL_BASE, shared, size)
 
     return "32 MiB, the copies alone", f"{2 * source.nbytes / _seconds(launch) / 1e9:.2f} GB/s"
 

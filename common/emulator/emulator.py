@@ -41,6 +41,34 @@ class Run:
 
 
 @dataclass(frozen=True)
+class Grid:
+    """A launch: its kernel, shape and arguments, as `Emulator.launch` takes them."""
+
+    ptx: str
+    kernel: str
+    grid: int | Sequence[int]
+    block: int | Sequence[int]
+    cluster: int | Sequence[int] | None = None
+    shared_bytes: int = 0
+    args: Sequence[Any] = ()
+
+
+class _Device:
+    """The memory that launches share: the arrays in it by address and size, and variables by module."""
+
+    def __init__(self) -> None:
+        self.memory = GlobalMemory()
+        self.arrays: dict[tuple[int, int], Region] = {}
+        self.variables: dict[int, dict[str, Region]] = {}
+
+    def variables_of(self, program: Program) -> dict[str, Region]:
+        key = id(program.module)
+        if key not in self.variables:
+            self.variables[key] = _load_variables(program, self.memory)
+        return self.variables[key]
+
+
+@dataclass(frozen=True)
 class Emulator:
     """A GPU in software. `schedule` decides when asynchronous operations complete and how warps interleave:
 
@@ -78,24 +106,52 @@ class Emulator:
         Raises PtxSyntaxError and UnsupportedInstruction for the text, LaunchError for the launch, and Fault or
         Deadlock for what the program does.
         """
-        program = _program(ptx, kernel)
+        machine = self._machine(Grid(ptx, kernel, grid, block, cluster, shared_bytes, args), _Device())
+        machine.run()
+        return self._finish(machine)
+
+    def launch_chain(self, *grids: Grid) -> list[Run]:
+        """Runs grids one after the other, each a programmatic dependent launch of the one before it.
+
+        So it is on a GPU with the launch attribute of programmatic stream serialization: a grid may start when every
+        CTA of the one before has executed `griddepcontrol.launch_dependents` or exited, and its own
+        `griddepcontrol.wait` waits until that one is complete. The schedule "late" starts it as soon as it may, and
+        lets it run first, so that a missing wait shows; "early" starts it when the one before is complete. Each grid
+        has all SMs for itself.
+
+        The same array is the same memory in all of them, and so are the variables of a module. Raises what `launch`
+        does.
+        """
+        device, machines = _Device(), []
+        for grid in grids:
+            machine = self._machine(grid, device)
+            if machines:
+                machine.prerequisite = machines[-1]
+                machines[-1].has_dependent = True
+            machines.append(machine)
+        if machines:
+            machines[-1].run()
+        return [self._finish(machine) for machine in machines]
+
+    def _machine(self, grid: Grid, device: _Device) -> Machine:
+        program = _program(grid.ptx, grid.kernel)
         required = program.kernel.directives.get("reqnctapercluster", (1, 1, 1))
-        shape = _extent(required if cluster is None else cluster)
-        explicit = cluster is not None or "reqnctapercluster" in program.kernel.directives
-        shared_bytes = _whole(shared_bytes)
+        shape = _extent(required if grid.cluster is None else grid.cluster)
+        explicit = grid.cluster is not None or "reqnctapercluster" in program.kernel.directives
+        shared_bytes = _whole(grid.shared_bytes)
         layout, shared_size = place_shared(program, shared_bytes)
         registers = entry_count(program.kernel.directives, self.limits.registers_per_sm) or 0
-        launch = Launch(
-            _extent(grid), _extent(block), shape, explicit, shared_bytes, self.limits, shared_size, registers
-        )
+        extents = _extent(grid.grid), _extent(grid.block)
+        launch = Launch(*extents, shape, explicit, shared_bytes, self.limits, shared_size, registers)
         check_launch(program, launch)
-        memory = GlobalMemory()
-        machine = Machine(program, memory, launch, self.schedule, self.seed)
+        machine = Machine(program, device.memory, launch, self.schedule, self.seed)
         machine.shared_layout = layout
-        machine.symbols = _load_variables(program, memory)
-        machine.parameters = _encode_parameters(program.kernel.parameters, args, memory)
+        machine.symbols = device.variables_of(program)
+        machine.parameters = _encode_parameters(program.kernel.parameters, grid.args, device)
         machine.progress = self.progress
-        machine.run()
+        return machine
+
+    def _finish(self, machine: Machine) -> Run:
         printed = "".join(machine.printed)
         sys.stdout.write(printed)
         return Run(machine.counters, printed, self.schedule, self.seed)
@@ -165,7 +221,7 @@ def _address(program: Program, symbols: dict[str, Region], variable: Variable, r
     raise LaunchError(f"initialiser of {variable.name} names {relocation.symbol}, which has no address")
 
 
-def _encode_parameters(parameters: list[Variable], args: Sequence[Any], memory: GlobalMemory) -> dict[str, int]:
+def _encode_parameters(parameters: list[Variable], args: Sequence[Any], device: _Device) -> dict[str, int]:
     """Lays the kernel's parameters out in one read-only allocation; returns the address of each."""
     if len(args) != len(parameters):
         names = ", ".join(parameter.name for parameter in parameters)
@@ -176,21 +232,20 @@ def _encode_parameters(parameters: list[Variable], args: Sequence[Any], memory: 
         offsets.append(size)
         size += parameter.size or 0
     data = np.zeros(max(size, 16), np.uint8)
-    arrays: dict[tuple[int, int], Region] = {}
     for index, (parameter, value, offset) in enumerate(zip(parameters, args, offsets)):
         try:
-            encoded = _encode(parameter, value, memory, arrays, index)
+            encoded = _encode(parameter, value, device, index)
         except LaunchError as error:
             raise LaunchError(f"argument {index} ({parameter.name}): {error.message}") from None
         data[offset : offset + len(encoded)] = np.frombuffer(encoded, np.uint8)
-    base = memory.map("kernel parameters", data, read_only=True).base
+    base = device.memory.map_parameters(data).base
     return {parameter.name: base + offset for parameter, offset in zip(parameters, offsets)}
 
 
-def _encode(parameter: Variable, value: Any, memory: GlobalMemory, arrays: dict, index: int) -> bytes:
+def _encode(parameter: Variable, value: Any, device: _Device, index: int) -> bytes:
     size = parameter.size or 0
     if isinstance(value, TensorMap):
-        return _encode_tensor_map(value, size, memory, arrays, index)
+        return _encode_tensor_map(value, size, device, index)
     if isinstance(value, (bytes, bytearray)):
         if len(value) != size:
             raise LaunchError(f"needs {size} bytes, got {len(value)}")
@@ -198,7 +253,7 @@ def _encode(parameter: Variable, value: Any, memory: GlobalMemory, arrays: dict,
     if _is_array(value):
         if size != 8:
             raise LaunchError(f"is .{parameter.type} ({size} bytes): an array is passed as an 8-byte pointer")
-        return _allocation(value, memory, arrays, f"argument {index}").base.to_bytes(8, "little")
+        return _allocation(value, device, f"argument {index}").base.to_bytes(8, "little")
     return _encode_number(parameter, value, size)
 
 
@@ -206,32 +261,31 @@ def _is_array(value: Any) -> bool:
     return (isinstance(value, np.ndarray) and value.ndim > 0) or hasattr(value, "data_ptr")
 
 
-def _allocation(value: Any, memory: GlobalMemory, arrays: dict, name: str) -> Region:
+def _allocation(value: Any, device: _Device, name: str) -> Region:
     """The allocation of an array; the same memory passed twice is one allocation."""
     data = host_bytes(value)
     key = (data.ctypes.data if data.size else id(value), data.size)
-    if key not in arrays:
-        arrays[key] = memory.map(f"{name} {_shape(value)}", data, read_only=not data.flags.writeable, owner=value)
-    return arrays[key]
+    if key not in device.arrays:
+        device.arrays[key] = device.memory.map(
+            f"{name} {_shape(value)}", data, read_only=not data.flags.writeable, owner=value
+        )
+    return device.arrays[key]
 
 
 def _shape(value: Any) -> str:
     return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
 
 
-def _encode_tensor_map(value: TensorMap, size: int, memory: GlobalMemory, arrays: dict, index: int) -> bytes:
+def _encode_tensor_map(value: TensorMap, size: int, device: _Device, index: int) -> bytes:
     base = (
-        value.tensor
-        if isinstance(value.tensor, int)
-        else _allocation(value.tensor, memory, arrays, f"argument {index}").base
+        value.tensor if isinstance(value.tensor, int) else _allocation(value.tensor, device, f"argument {index}").base
     )
     encoded = value.descriptor(base).to_bytes()
     if size == len(encoded):
         return encoded
     if size == 8:  # a pointer to a tensor map in global memory
-        region = memory.map(
-            f"tensor map of argument {index}", np.frombuffer(bytearray(encoded), np.uint8), read_only=True
-        )
+        data = np.frombuffer(bytearray(encoded), np.uint8)
+        region = device.memory.map(f"tensor map of argument {index}", data, read_only=True)
         return region.base.to_bytes(8, "little")
     raise LaunchError(f"is {size} bytes: a tensor map is {len(encoded)}")
 

@@ -68,6 +68,15 @@ def test_terms_allow_for_accumulation():
     compare("y", got, reference, Tolerance(terms=1000, norm=1.0))
 
 
+def test_rows_of_different_size_are_each_their_own_scale():
+    """A zero among elements of 1 is a sum that cancels; among elements of 0.001 it is a smaller one."""
+    reference = torch.tensor([[0.0, 1.0, 1.0, 1.0], [0.0, 1e-3, 1e-3, 1e-3]], dtype=torch.float64)
+    got = (reference + torch.tensor([[1e-4, 0, 0, 0], [1e-4, 0, 0, 0]])).float()
+    compare("y", got, reference, Tolerance(terms=3000, norm=1.0))
+    with pytest.raises(Mismatch, match=r"y\[1, 0\].* 1 of 8 elements"):
+        compare("y", got, reference, Tolerance(terms=3000, norm=1.0, by_row=True))
+
+
 def test_a_small_error_everywhere_fails_in_norm():
     reference = torch.ones(100, dtype=torch.float64)
     with pytest.raises(Mismatch, match="‖out"):

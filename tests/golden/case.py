@@ -70,6 +70,28 @@ class Map:
 
 
 @dataclass(frozen=True)
+class ColumnMap:
+    """A tensor map for im2col of the buffer that is argument number `buffer`; the rest as in `cuTensorMapEncodeIm2col`.
+
+    `offset` (bytes) is where in the buffer the tensor begins. Dimensions and corners are innermost first.
+    """
+
+    buffer: int
+    dtype: int
+    dims: tuple[int, ...]
+    strides: tuple[int, ...]
+    lower: tuple[int, ...]
+    upper: tuple[int, ...]
+    channels: int
+    pixels: int
+    element_strides: tuple[int, ...]
+    offset: int = 0
+    interleave: int = 0
+    swizzle: int = 0
+    oob_fill: int = 0
+
+
+@dataclass(frozen=True)
 class Result:
     """`size` bytes from `start` of the buffer that is argument number `buffer`."""
 
@@ -86,7 +108,7 @@ class Case:
     name: str
     ptx: str
     kernel: str
-    args: tuple[Buffer | Map | int, ...]
+    args: tuple[Buffer | Map | ColumnMap | int, ...]
     results: tuple[Result, ...]
     grid: int = 1
     block: int = 1

@@ -172,7 +172,7 @@ def _fits(m: Map, offset: int) -> bool:
     return offset + rows <= REGION and m.box[0] <= 256 and all(stride % alignment == 0 for stride in m.strides)
 
 
-def _random_map(dice: Dice, rank: int, interleave: int, swizzle: int) -> tuple[Map, list[int], int]:
+def random_map(dice: Dice, rank: int, interleave: int, swizzle: int) -> tuple[Map, list[int], int]:
     """A tensor map, coordinates inside the tensor as far as they can be, and a shared offset, that go together."""
     while True:
         kind = dice.pick(_TYPES)
@@ -248,7 +248,7 @@ def _store(name: str, kernel: str, m: Map, coordinates: Sequence[int], offset: i
     return _launch(name, kernel, m, (*coordinates, offset), data, (Result("global memory", 0, 0, GLOBAL),))
 
 
-def _describe(m: Map, coordinates: Sequence[int]) -> str:
+def describe(m: Map, coordinates: Sequence[int]) -> str:
     interleave = f" interleave {16 * m.interleave}B" if m.interleave else ""
     swizzle = f" swizzle {_SPANS[m.swizzle]}B" if m.swizzle else ""
     steps = f" steps {'x'.join(map(str, m.element_strides))}" if max(m.element_strides) > 1 else ""
@@ -271,13 +271,13 @@ def _modes() -> Iterator[tuple[int, int, int]]:
 def _loads(dice: Dice) -> Iterator[Case]:
     for rank, interleave, swizzle in _modes():
         for variant in range(-1, 2 * rank):
-            m, coordinates, offset = _random_map(dice, rank, interleave, swizzle)
+            m, coordinates, offset = random_map(dice, rank, interleave, swizzle)
             if variant >= 0:
                 coordinates = _beyond(m, coordinates, variant // 2, bool(variant % 2))
-            yield _load(f"load {_describe(m, coordinates)} to {offset}", m, coordinates, offset)
-        m, _, offset = _random_map(dice, rank, interleave, swizzle)
+            yield _load(f"load {describe(m, coordinates)} to {offset}", m, coordinates, offset)
+        m, _, offset = random_map(dice, rank, interleave, swizzle)
         away = [1 << 20] * rank
-        yield _load(f"load outside {_describe(m, away)} to {offset}", m, away, offset)
+        yield _load(f"load outside {describe(m, away)} to {offset}", m, away, offset)
 
 
 def _special_loads() -> Iterator[Case]:
@@ -294,14 +294,14 @@ def _special_loads() -> Iterator[Case]:
 def _stores(dice: Dice) -> Iterator[Case]:
     for rank, interleave, swizzle in _modes():
         for variant in range(-1, rank):
-            m, coordinates, offset = _random_map(dice, rank, interleave, swizzle)
+            m, coordinates, offset = random_map(dice, rank, interleave, swizzle)
             m = replace(m, oob_fill=0)
             if variant >= 0:
                 coordinates = _beyond(m, coordinates, variant, low=False)
             adds = {2: 9, 4: 2, 8: 4}.get(SIZES[m.dtype]) if dice.chance(40) else None
             m = m if adds is None else replace(m, dtype=adds)
             kernel = f"{'store' if adds is None else 'add'}{rank}"
-            name = f"{kernel} {_describe(m, coordinates)} from {offset}"
+            name = f"{kernel} {describe(m, coordinates)} from {offset}"
             yield _store(name, kernel, m, coordinates, offset, (GLOBAL_WORDS, SHARED_WORDS))
 
 

@@ -7,7 +7,7 @@ from ctypes import POINTER, byref, c_char_p, c_int, c_uint, c_uint64, c_void_p
 
 import numpy as np
 
-from tests.golden.case import Buffer, Case, Map
+from tests.golden.case import Buffer, Case, ColumnMap, Map
 
 _CLUSTER_DIMENSION = 4  # CUlaunchAttributeID
 _MAX_DYNAMIC_SHARED = 8  # CUfunction_attribute
@@ -117,27 +117,32 @@ class Gpu:
         self._call("cuLaunchKernelEx", byref(config), function, pointers, None)
         self._call("cuCtxSynchronize")
 
-    def _argument(self, argument: Buffer | Map | int, addresses: list[c_uint64 | None], place: int):
+    def _argument(self, argument: Buffer | Map | ColumnMap | int, addresses: list[c_uint64 | None], place: int):
         if isinstance(argument, Buffer):
             return addresses[place]
-        if isinstance(argument, Map):
+        if isinstance(argument, (Map, ColumnMap)):
             return self._encode(argument, addresses[argument.buffer].value)
         return c_uint(argument & 0xFFFF_FFFF)
 
-    def _encode(self, m: Map, base: int):
+    def _encode(self, m: Map | ColumnMap, base: int):
         storage = ctypes.create_string_buffer(_MAP_BYTES + _MAP_ALIGNMENT)
         skip = -ctypes.addressof(storage) % _MAP_ALIGNMENT
         encoded = (ctypes.c_char * _MAP_BYTES).from_buffer(storage, skip)
         rank = len(m.dims)
+        if isinstance(m, Map):
+            encoder, box = "cuTensorMapEncodeTiled", ((c_uint * rank)(*m.box),)
+        else:
+            corners = ((c_int * (rank - 2))(*m.lower), (c_int * (rank - 2))(*m.upper))
+            encoder, box = "cuTensorMapEncodeIm2col", (*corners, m.channels, m.pixels)
         self._call(
-            "cuTensorMapEncodeTiled",
+            encoder,
             byref(encoded),
             m.dtype,
             rank,
             c_void_p(base + m.offset),
             (c_uint64 * rank)(*m.dims),
             (c_uint64 * max(rank - 1, 1))(*m.strides),
-            (c_uint * rank)(*m.box),
+            *box,
             (c_uint * rank)(*m.element_strides),
             m.interleave,
             m.swizzle,

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from common.emulator import Emulator, TensorMap
-from tests.golden.case import Case, Map
+from tests.golden.case import Case, ColumnMap, Map
 
 
 def run_emulated(case: Case, schedule: str = "late") -> list[np.ndarray | None]:
     """The buffers, by argument number, after the launch."""
     memory = case.initial_memory()
     args = [
-        _tensor_map(argument, memory) if isinstance(argument, Map) else argument if held is None else held
+        _tensor_map(argument, memory) if isinstance(argument, (Map, ColumnMap)) else argument if held is None else held
         for argument, held in zip(case.args, memory)
     ]
     Emulator(schedule).launch(
@@ -27,16 +27,9 @@ def run_emulated(case: Case, schedule: str = "late") -> list[np.ndarray | None]:
     return memory
 
 
-def _tensor_map(m: Map, memory: list[np.ndarray | None]) -> TensorMap:
-    return TensorMap(
-        m.dtype,
-        memory[m.buffer],
-        m.dims,
-        m.strides,
-        m.box,
-        m.element_strides,
-        m.offset,
-        interleave=m.interleave,
-        swizzle=m.swizzle,
-        oob_fill=m.oob_fill,
+def _tensor_map(m: Map | ColumnMap, memory: list[np.ndarray | None]) -> TensorMap:
+    make, box = (
+        (TensorMap, (m.box,)) if isinstance(m, Map) else (TensorMap.im2col, (m.lower, m.upper, m.channels, m.pixels))
     )
+    options = {"interleave": m.interleave, "swizzle": m.swizzle, "oob_fill": m.oob_fill}
+    return make(m.dtype, memory[m.buffer], m.dims, m.strides, *box, m.element_strides, m.offset, **options)

@@ -18,9 +18,11 @@ from tests.golden import (
     cases_atomic,
     cases_bulk,
     cases_convert,
+    cases_im2col,
     cases_integer,
     cases_matrix,
     cases_mbarrier,
+    cases_tensormap,
     cases_tma,
     cases_warp,
     cases_wgmma,
@@ -38,6 +40,8 @@ EXACT: dict[str, Callable[[], Iterator[Case]]] = {
     "mbarrier": cases_mbarrier.cases,
     "bulk": cases_bulk.cases,
     "tma": cases_tma.cases,
+    "im2col": cases_im2col.cases,
+    "tensormap": cases_tensormap.cases,
 }
 TOLERANT: dict[str, Callable[[], Iterator[Case]]] = {
     "rounded": cases_matrix.rounded_cases,

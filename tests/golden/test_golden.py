@@ -13,7 +13,7 @@ from tests.golden.emulated import run_emulated
 from tests.golden.families import EXACT, FAMILIES, TOLERANT, Golden, Recorded
 from tests.golden.known_differences import KNOWN
 
-ASYNCHRONOUS = ("bulk", "tma", "mbarrier")
+ASYNCHRONOUS = ("bulk", "tma", "im2col", "tensormap", "mbarrier")
 
 
 @cache

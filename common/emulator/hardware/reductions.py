@@ -85,7 +85,7 @@ def _decrement(old: np.ndarray, new: np.ndarray) -> np.ndarray:
     return np.where((old == 0) | (old > new), new, old - np.uint32(1))
 
 
-_BITWISE_KINDS = ("u32", "s32", "u64")
+_BITWISE_KINDS = ("u32", "s32", "u64")  # through a tensor map of INT64, `and` is an illegal instruction (measured)
 _ORDERED_KINDS = (*_BITWISE_KINDS, "s64")
 _HALF_CONVERSIONS = {"f16": _half_to_float, "bf16": _bfloat_to_float}
 REDUCTIONS: dict[str, dict[str, Any]] = {

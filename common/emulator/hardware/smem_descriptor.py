@@ -70,7 +70,7 @@ def _decode(bits: int) -> SmemDescriptor:
             "address mode, exists on sm_103a alone: use a relative byte offset"
         )
     swizzle = MODES[field(61, 3)]
-    if swizzle is Swizzle.NONE and field(49, 3):
-        raise refuse("matrix base offset (bits 49-51)", f"{field(49, 3)} must be 0 without a swizzle mode")
+    # Without a swizzle there is no pattern to start anywhere: Triton fills the field from the address all the same.
+    base_offset = 0 if swizzle is Swizzle.NONE else field(49, 3)
     # Bits 14-15 and 30-31 belong to no field, and CUTLASS calls them unused.
-    return SmemDescriptor(field(0, 14) << 4, field(16, 14) << 4, field(32, 14) << 4, field(49, 3), swizzle)
+    return SmemDescriptor(field(0, 14) << 4, field(16, 14) << 4, field(32, 14) << 4, base_offset, swizzle)

@@ -1,11 +1,11 @@
-"""Tensor maps and the tiled copies that the tensor copy engine (TMA) makes with them.
+"""Tensor maps of the tensor copy engine (TMA): what the host says, what the hardware sees, and the rules.
 
-Three layers: `TensorMap` takes what `cuTensorMapEncodeTiled` takes and checks the same rules; `TensorMapDescriptor` is
-what the hardware sees, with a 128-byte encoding of our own; `load_tile`, `store_tile` and `reduce_tile` move one box
-between the bytes of a global allocation and shared memory.
+`TensorMap` takes what `cuTensorMapEncodeTiled`, `cuTensorMapEncodeIm2col` and `cuTensorMapEncodeIm2colWide` take and
+checks the same rules. `TensorMapDescriptor` is what the hardware sees, with a 128-byte encoding of our own. How bytes
+move is in `tile_copy` (boxes) and `row_copy` (im2col, gather4, scatter4).
 
-Sources: the CUDA driver's documentation of `cuTensorMapEncodeTiled`, PTX ISA 5.5 and 9.7.9.27, and, where these are
-silent, an H200 with driver 580 (marked "measured" below). Dimensions are innermost first everywhere.
+Sources: the CUDA driver's documentation of these functions, PTX ISA 5.5 and 9.7.9.27, and, where these are silent, an
+H200 with driver 580 (marked "measured" below). Dimensions are innermost first everywhere.
 
 - The driver accepts any stride that is a multiple of 16 and below 2^40: 0 and overlapping rows too (measured).
 - The driver accepts dimensions up to 2^32 (measured; the documentation of CUDA 13.5 says 2^31).
@@ -18,6 +18,8 @@ silent, an H200 with driver 580 (marked "measured" below). Dimensions are innerm
   coordinates must be the rank; anything else stops an H200 with an illegal instruction (measured).
 - Stores and reductions need non-negative coordinates (PTX ISA 9.7.9.27.1.1), or they fault likewise (measured). They
   clip whole 16-byte chunks: the tail of a chunk whose first element is inside the tensor *is* written (measured).
+- An im2col map needs at least one pixel position per dimension, 1 to 1024 pixels, channels of whole 16 bytes up to
+  256, and no more bytes than a box (measured).
 - OOB-NaN is 0x7ff7 in every 16 bits, for every floating-point type (measured).
 - A load of `TFLOAT32` or `TFLOAT32_FTZ` rounds to 10 mantissa bits, nearest even, and turns any NaN into 0x7fffe000; it
   flushes nothing. A load of `FLOAT32_FTZ` and every store copy bits. Reductions flush for `*_FTZ` alone (measured).
@@ -29,24 +31,28 @@ import math
 import operator
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cached_property, lru_cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from common.emulator.hardware.reductions import REDUCTIONS, Reduction, reduction
-from common.emulator.hardware.swizzle import Swizzle, swizzle_chunks, swizzle_pattern
+from common.emulator.hardware.swizzle import Swizzle, swizzle_pattern
+
+if TYPE_CHECKING:
+    from common.emulator.hardware.shared_rows import SharedRows
+
+Copy = TypeVar("Copy", bound="SharedRows")
 
 DESCRIPTOR_BYTES = 128
 CHUNK_BYTES = 16
-SHARED_ALIGNMENT = 128
 MAX_RANK = 5
 MAX_BOX_BYTES = 228 * 1024
-OOB_NAN = 0x7FF7
-PADDING = 0xFF
+MAX_CHANNELS = 256
+MAX_PIXELS = 1024
+W128_PIXELS = 128  # of a column in mode .im2col::w::128, whatever the map says
 
 
 class TensorMapError(ValueError):
@@ -106,6 +112,15 @@ class OobFill(IntEnum):
     NAN = 1
 
 
+class Mode(IntEnum):
+    """Which function made a tensor map, and so which instructions may use it. The numbers are ours."""
+
+    TILED = 0
+    IM2COL = 1
+    IM2COL_W = 2
+    IM2COL_W128 = 3
+
+
 @dataclass(frozen=True)
 class Storage:
     """How one type lies in memory: units of `elements` elements, `unit` bytes in global and `shared` bytes in SMEM."""
@@ -125,7 +140,7 @@ _STORAGE = {
     DataType.U4_ALIGN16B: Storage(16, 8, 16),
     DataType.U6_ALIGN16B: Storage(16, 12, 16),
 }
-_PADDED = (DataType.U4_ALIGN16B, DataType.U6_ALIGN16B)
+PADDED = (DataType.U4_ALIGN16B, DataType.U6_ALIGN16B)
 _FLOATS = tuple(range(DataType.FLOAT16, DataType.TFLOAT32_FTZ + 1))
 
 _TYPE_NAMES = {code.name.lower(): code for code in DataType} | {
@@ -199,8 +214,8 @@ class TensorMapDescriptor:
     """What the hardware sees. All tuples have the full length; entries from `rank` on mean nothing.
 
     `global_address`: bytes. `dims` (5) and `box` (5): elements. `strides` (4): bytes, of dimensions 1 to 4.
-    `element_strides` (5): steps in elements. The options are driver codes. `mode` is 0, tiled; the im2col fields are
-    kept for the im2col modes, which no function here accepts yet.
+    `element_strides` (5): steps in elements. The options are driver codes, `mode` a `Mode`. The im2col modes have, in
+    place of `box`, the corners of the pixel box (3 each: W, H, D) and how many channels and pixels a copy takes.
     """
 
     global_address: int
@@ -248,11 +263,31 @@ class TensorMapDescriptor:
         """Decode `to_bytes`; raises `TensorMapError` for anything else (memory that holds no tensor map)."""
         return _decode(bytes(data))
 
+    def plan(self, kind: Callable[..., Copy], *details: int) -> Copy:
+        """The copies of one kind through this map, `kind(self, *details)`, made on first use.
+
+        Raises `TensorMapError` when the map breaks a rule, or is not for this kind.
+        """
+        key = (kind, *details)
+        if key not in self._plans:
+            validate(self)
+            self._plans[key] = kind(self, *details)
+        return self._plans[key]
+
     @cached_property
-    def plan(self) -> _Plan:
-        """Everything about tiled copies that does not depend on coordinates; raises when a rule is broken."""
-        validate(self)
-        return _Plan(self)
+    def _plans(self) -> dict[tuple, Any]:
+        return {}
+
+    def require(self, *modes: Mode) -> None:
+        """Raises `TensorMapError` for a map of another mode."""
+        if self.mode not in modes:
+            names = " or ".join(mode.name for mode in modes)
+            raise TensorMapError(f"mode: the instruction needs a tensor map for {names}, not {Mode(self.mode).name}")
+
+    @property
+    def pixel_axes(self) -> range:
+        """The dimensions that a pixel box has: W, H, D."""
+        return range(self.rank - 2) if self.interleave else range(1, self.rank - 1)
 
 
 _MAGIC = b"emuTMAP1"
@@ -287,6 +322,10 @@ def _decode(data: bytes) -> TensorMapDescriptor:
     )
 
 
+# Memory full of zeros, on which kernels build a tensor map field by field: extents and steps are kept minus one there
+# (measured), so that each is one.
+BLANK = TensorMapDescriptor(0, 0, 1, (1,) * 5, (0,) * 4, (1,) * 5, (1,) * 5)
+
 _PTX_ELEMENT_TYPES = (
     *(DataType.UINT8, DataType.UINT16, DataType.UINT32, DataType.INT32, DataType.UINT64, DataType.INT64),
     *(DataType.FLOAT16, DataType.FLOAT32, DataType.FLOAT32_FTZ, DataType.FLOAT64, DataType.BFLOAT16),
@@ -307,9 +346,11 @@ def replace_field(
     """Return a descriptor with one field replaced, as `tensormap.replace.tile` does (PTX ISA 9.7.9.28, table 33).
 
     `field`: the qualifier without its dot. `ordinal`: the dimension, for the fields that have one. `value` is in PTX's
-    numbering, which differs from the driver's for `elemtype`; `rank` is one less than the rank. The rules of a whole
-    tensor map are checked when it is used, since replacing goes field by field.
+    numbering, which differs from the driver's for `elemtype`; `rank` is one less than the rank; extents, steps and
+    strides (in bytes) are as they are (measured: the 128 bytes come out as the driver encodes them). The rules of a
+    whole tensor map are checked when it is used, since replacing goes field by field.
     """
+    descriptor.require(Mode.TILED)
     if field in _VECTOR_FIELDS:
         name, length = _VECTOR_FIELDS[field]
         if ordinal is None or not 0 <= ordinal < length:
@@ -350,6 +391,8 @@ def _replacement_code(descriptor: TensorMapDescriptor, field: str, value: int) -
 class TensorMap:
     """A tensor map to be passed to a kernel: the arguments of `cuTensorMapEncodeTiled`, checked by the same rules.
 
+    `TensorMap.im2col` and `TensorMap.im2col_wide` make the others.
+
     Args:
         dtype: element type, by TVM, torch or NumPy name or object, or driver code (see `data_type`).
         tensor: NumPy array or torch CPU tensor that holds the data, or an int, a device address.
@@ -378,24 +421,127 @@ class TensorMap:
         l2_promotion: int | str = 0,
         oob_fill: int | str = 0,
     ) -> None:
+        self._encode(
+            *(tensor, byte_offset, dtype, dims, strides, element_strides, interleave, swizzle, l2_promotion, oob_fill),
+            lambda rank: {"box": _integers("box", box, rank, MAX_RANK, 1)},
+        )
+
+    @classmethod
+    def im2col(
+        cls,
+        dtype: Any,
+        tensor: Any,
+        dims: Sequence[int],
+        strides: Sequence[int],
+        pixel_box_lower_corner: Sequence[int],
+        pixel_box_upper_corner: Sequence[int],
+        channels_per_pixel: int,
+        pixels_per_column: int,
+        element_strides: Sequence[int] | None = None,
+        byte_offset: int = 0,
+        interleave: int | str = 0,
+        swizzle: int | str = 0,
+        l2_promotion: int | str = 0,
+        oob_fill: int | str = 0,
+    ) -> TensorMap:
+        """A tensor map for `.im2col` and `.im2col_no_offs`: the arguments of `cuTensorMapEncodeIm2col`.
+
+        `dims` are 3 to 5, C first and N last (with interleave: W first, then C slices and N last). The corners, one
+        value per dimension between (W, H, D), are offsets of the pixel box from the first and from the last pixel. A
+        copy takes `pixels_per_column` positions (1 to 1024), of `channels_per_pixel` elements (1 to 256) each. The rest
+        as for `TensorMap`.
+        """
+
+        def column(rank: int) -> dict[str, Any]:
+            return {
+                "mode": Mode.IM2COL,
+                "lower_corner": _integers("pixel_box_lower_corner", pixel_box_lower_corner, rank - 2, 3, 0),
+                "upper_corner": _integers("pixel_box_upper_corner", pixel_box_upper_corner, rank - 2, 3, 0),
+                "channels_per_pixel": _integer("channels_per_pixel", channels_per_pixel),
+                "pixels_per_column": _integer("pixels_per_column", pixels_per_column),
+            }
+
+        made = cls.__new__(cls)
+        made._encode(
+            *(tensor, byte_offset, dtype, dims, strides, element_strides, interleave, swizzle, l2_promotion, oob_fill),
+            column,
+        )
+        return made
+
+    @classmethod
+    def im2col_wide(
+        cls,
+        dtype: Any,
+        tensor: Any,
+        dims: Sequence[int],
+        strides: Sequence[int],
+        pixel_box_lower_corner_width: int,
+        pixel_box_upper_corner_width: int,
+        channels_per_pixel: int,
+        pixels_per_column: int,
+        element_strides: Sequence[int] | None = None,
+        byte_offset: int = 0,
+        mode: str = "w",
+        swizzle: int | str = "128B",
+        l2_promotion: int | str = 0,
+        oob_fill: int | str = 0,
+    ) -> TensorMap:
+        """A tensor map for `.im2col::w` (`mode` "w") or `.im2col::w::128` ("w128"): `cuTensorMapEncodeIm2colWide`.
+
+        The corners are those of W; `pixels_per_column` means nothing in mode "w128". The rest as for `im2col`.
+        """
+        modes = {"w": Mode.IM2COL_W, "w128": Mode.IM2COL_W128}
+        if mode not in modes:
+            raise TensorMapError(f"mode: must be 'w' or 'w128', got {mode!r}")
+
+        def column(rank: int) -> dict[str, Any]:
+            return {
+                "mode": modes[mode],
+                "lower_corner": (_integer("pixel_box_lower_corner_width", pixel_box_lower_corner_width), 0, 0),
+                "upper_corner": (_integer("pixel_box_upper_corner_width", pixel_box_upper_corner_width), 0, 0),
+                "channels_per_pixel": _integer("channels_per_pixel", channels_per_pixel),
+                "pixels_per_column": _integer("pixels_per_column", pixels_per_column),
+            }
+
+        made = cls.__new__(cls)
+        made._encode(
+            *(tensor, byte_offset, dtype, dims, strides, element_strides, 0, swizzle, l2_promotion, oob_fill), column
+        )
+        return made
+
+    def _encode(
+        self,
+        tensor: Any,
+        byte_offset: int,
+        dtype: Any,
+        dims: Sequence[int],
+        strides: Sequence[int],
+        element_strides: Sequence[int] | None,
+        interleave: int | str,
+        swizzle: int | str,
+        l2_promotion: int | str,
+        oob_fill: int | str,
+        more: Callable[[int], dict[str, Any]],
+    ) -> None:
+        """`more(rank)`: the fields that only one mode has."""
         rank = len(dims)
         if not 1 <= rank <= MAX_RANK:
             raise TensorMapError(f"dims: the rank must be 1 to {MAX_RANK}, got {rank} dimensions")
         steps = [1] * rank if element_strides is None else element_strides
         self.tensor = tensor if hasattr(tensor, "shape") else _integer("tensor", tensor)
         self.byte_offset = _integer("byte_offset", byte_offset)
-        self._template = TensorMapDescriptor(
-            global_address=0,
+        self._template = replace(
+            BLANK,
             dtype=int(data_type(dtype)),
             rank=rank,
             dims=_integers("dims", dims, rank, MAX_RANK, 1),
             strides=_integers("strides", strides, rank - 1, MAX_RANK - 1, 0),
-            box=_integers("box", box, rank, MAX_RANK, 1),
             element_strides=_integers("element_strides", steps, rank, MAX_RANK, 1),
             interleave=_option("interleave", interleave, _INTERLEAVE_NAMES, ("CU_TENSOR_MAP_INTERLEAVE_",)),
             swizzle=_option("swizzle", swizzle, _SWIZZLE_NAMES, ("CU_TENSOR_MAP_SWIZZLE_",)),
             l2_promotion=_option("l2_promotion", l2_promotion, _L2_NAMES, ("CU_TENSOR_MAP_L2_PROMOTION_", "L2_")),
             oob_fill=_option("oob_fill", oob_fill, _FILL_NAMES, ("CU_TENSOR_MAP_FLOAT_OOB_FILL_",)),
+            **more(rank),
         )
         self.descriptor(self.tensor if isinstance(self.tensor, int) else 0)
 
@@ -426,9 +572,7 @@ def _dimensions(argument: str, count: int) -> str:
 
 
 def validate(d: TensorMapDescriptor) -> None:
-    """Check a descriptor by the rules of `cuTensorMapEncodeTiled`; raises `TensorMapError`."""
-    if d.mode != 0:
-        raise TensorMapError(f"mode: only tiled tensor maps (0) are supported, got {d.mode}")
+    """Check a descriptor by the rules of the driver's function that makes it; raises `TensorMapError`."""
     if not 1 <= d.rank <= MAX_RANK:
         raise TensorMapError(f"dims: the rank must be 1 to {MAX_RANK}, got {d.rank}")
     for argument, value, codes in (
@@ -437,16 +581,20 @@ def validate(d: TensorMapDescriptor) -> None:
         ("swizzle", d.swizzle, Swizzle),
         ("l2_promotion", d.l2_promotion, L2Promotion),
         ("oob_fill", d.oob_fill, OobFill),
+        ("mode", d.mode, Mode),
     ):
         if value not in tuple(codes):
             raise TensorMapError(f"{argument}: {value} is no driver code (0 to {len(codes) - 1})")
     _check_layout(d)
-    _check_box(d)
+    if d.mode == Mode.TILED:
+        _check_box(d)
+    else:
+        _check_column(d)
     _check_modes(d)
 
 
 def _check_layout(d: TensorMapDescriptor) -> None:
-    alignment = 32 if d.interleave == Interleave.B32 or d.dtype in _PADDED else 16
+    alignment = 32 if d.interleave == Interleave.B32 or d.dtype in PADDED else 16
     reason = f"with interleave {Interleave(d.interleave).name} and dtype {DataType(d.dtype).name}"
     if d.global_address % alignment or d.global_address < 0:
         raise TensorMapError(
@@ -458,11 +606,14 @@ def _check_layout(d: TensorMapDescriptor) -> None:
     for i, extent in enumerate(d.dims[: d.rank]):
         if not 1 <= extent <= 1 << 32:
             raise TensorMapError(f"dims[{i}]: must be 1 to 2^32, got {extent}")
-    multiple = 128 if d.dtype in _PADDED else _STORAGE[DataType(d.dtype)].elements
+    multiple = 128 if d.dtype in PADDED else _STORAGE[DataType(d.dtype)].elements
     if d.dims[0] % multiple:
         raise TensorMapError(
             f"dims[0]: must be a multiple of {multiple} for dtype {DataType(d.dtype).name}, got {d.dims[0]}"
         )
+    for i, step in enumerate(d.element_strides[: d.rank]):
+        if not 1 <= step <= 8:
+            raise TensorMapError(f"element_strides[{i}]: must be 1 to 8, got {step}")
     for i, stride in enumerate(d.strides[: d.rank - 1]):
         if stride % alignment or not 0 <= stride < 1 << 40:
             raise TensorMapError(
@@ -471,29 +622,66 @@ def _check_layout(d: TensorMapDescriptor) -> None:
 
 
 def _check_box(d: TensorMapDescriptor) -> None:
-    storage = _STORAGE[DataType(d.dtype)]
-    for i, (extent, step) in enumerate(zip(d.box[: d.rank], d.element_strides[: d.rank], strict=True)):
+    for i, extent in enumerate(d.box[: d.rank]):
         if not 1 <= extent <= 256:
             raise TensorMapError(f"box[{i}]: must be 1 to 256, got {extent}")
-        if not 1 <= step <= 8:
-            raise TensorMapError(f"element_strides[{i}]: must be 1 to 8, got {step}")
-    if d.dtype in _PADDED and d.box[0] != 128:
-        raise TensorMapError(f"box[0]: must be 128 for dtype {DataType(d.dtype).name}, got {d.box[0]}")
-    row = d.box[0] * storage.shared // storage.elements
-    if d.box[0] % storage.elements or row % CHUNK_BYTES:
+    _check_row(d, "box[0]", d.box[0])
+    total = math.prod(box_units(d)) * unit_storage(d).unit
+    if total > MAX_BOX_BYTES:
+        raise TensorMapError(f"box: must fit in the {MAX_BOX_BYTES} bytes of shared memory, got {total} bytes")
+
+
+def _check_row(d: TensorMapDescriptor, argument: str, elements: int) -> None:
+    """`elements`: how many a copy takes along the inner dimension; `argument`: what says so."""
+    storage = _STORAGE[DataType(d.dtype)]
+    if d.dtype in PADDED and elements != 128:
+        raise TensorMapError(f"{argument}: must be 128 for dtype {DataType(d.dtype).name}, got {elements}")
+    row = elements * storage.shared // storage.elements
+    if elements % storage.elements or row % CHUNK_BYTES:
         raise TensorMapError(
-            f"box[0]: the inner dimension must be a multiple of {CHUNK_BYTES} bytes, "
-            f"got {d.box[0]} elements of {DataType(d.dtype).name}"
+            f"{argument}: the inner dimension must be a multiple of {CHUNK_BYTES} bytes, "
+            f"got {elements} elements of {DataType(d.dtype).name}"
         )
     span = swizzle_pattern(d.swizzle).span
     if d.swizzle and not d.interleave and row > span:
         raise TensorMapError(
-            f"box[0]: the inner dimension must be at most the {span} bytes of swizzle {Swizzle(d.swizzle).name} "
+            f"{argument}: the inner dimension must be at most the {span} bytes of swizzle {Swizzle(d.swizzle).name} "
             f"without interleave, got {row} bytes"
         )
-    total = smem_bytes(d)
+
+
+_CORNER_BITS = {3: 15, 4: 7, 5: 4}  # of a corner's magnitude, by rank
+_WIDE_SWIZZLES = (Swizzle.B64, Swizzle.B128, Swizzle.B128_ATOM_32B)
+
+
+def _check_column(d: TensorMapDescriptor) -> None:
+    if d.rank < 3:
+        raise TensorMapError(f"dims: im2col needs rank 3 or more, got {d.rank}")
+    wide = d.mode != Mode.IM2COL
+    if wide and (d.interleave or d.swizzle not in _WIDE_SWIZZLES):
+        names = ", ".join(swizzle.name for swizzle in _WIDE_SWIZZLES)
+        raise TensorMapError(f"swizzle: {Mode(d.mode).name} takes no interleave, and of the swizzles {names}")
+    limit = 1 << (15 if wide else _CORNER_BITS[d.rank])
+    for i, axis in enumerate(d.pixel_axes[:1] if wide else d.pixel_axes):
+        lower, upper = d.lower_corner[i], d.upper_corner[i]
+        for name, value in (("lower", lower), ("upper", upper)):
+            if not -limit <= value < limit:
+                raise TensorMapError(f"pixel_box_{name}_corner[{i}]: must be {-limit} to {limit - 1}, got {value}")
+        if d.dims[axis] + upper - lower < 1:
+            raise TensorMapError(
+                f"pixel_box_upper_corner[{i}]: the pixel box from {lower} to {d.dims[axis] - 1 + upper} is empty"
+            )
+    if not 1 <= d.channels_per_pixel <= MAX_CHANNELS:
+        raise TensorMapError(f"channels_per_pixel: must be 1 to {MAX_CHANNELS}, got {d.channels_per_pixel}")
+    _check_row(d, "channels_per_pixel", d.channels_per_pixel)
+    pixels = W128_PIXELS if d.mode == Mode.IM2COL_W128 else d.pixels_per_column
+    if not 1 <= pixels <= MAX_PIXELS:
+        raise TensorMapError(f"pixels_per_column: must be 1 to {MAX_PIXELS}, got {pixels}")
+    total = pixels * channel_units(d) * unit_storage(d).unit
     if total > MAX_BOX_BYTES:
-        raise TensorMapError(f"box: must fit in the {MAX_BOX_BYTES} bytes of shared memory, got {total} bytes")
+        raise TensorMapError(
+            f"pixels_per_column: a column must fit in the {MAX_BOX_BYTES} bytes of shared memory, got {total} bytes"
+        )
 
 
 def _check_modes(d: TensorMapDescriptor) -> None:
@@ -502,7 +690,7 @@ def _check_modes(d: TensorMapDescriptor) -> None:
     # The documentation asks for the 32B swizzle here, but the driver and an H200 take the other three as well.
     if d.interleave == Interleave.B32 and d.swizzle > Swizzle.B128:
         raise TensorMapError(f"swizzle: interleave 32B excludes {Swizzle(d.swizzle).name}")
-    if d.dtype in _PADDED:
+    if d.dtype in PADDED:
         if d.interleave:
             raise TensorMapError(f"interleave: must be none for dtype {DataType(d.dtype).name}, got {d.interleave}")
         allowed = [Swizzle.NONE, Swizzle.B128, Swizzle.B128_ATOM_32B]
@@ -514,7 +702,7 @@ def _check_modes(d: TensorMapDescriptor) -> None:
         raise TensorMapError("interleave: not supported here for dtype U4_ALIGN8B, because no text defines its slices")
 
 
-def _counts(d: TensorMapDescriptor) -> tuple[int, ...]:
+def box_units(d: TensorMapDescriptor) -> tuple[int, ...]:
     """Units of one box along each dimension: elements, groups of packed elements, or interleaved slices."""
     steps = [-(-extent // step) for extent, step in zip(d.box[: d.rank], d.element_strides[: d.rank], strict=True)]
     if d.interleave:
@@ -524,441 +712,14 @@ def _counts(d: TensorMapDescriptor) -> tuple[int, ...]:
     return tuple(steps)
 
 
-def _unit_storage(d: TensorMapDescriptor) -> Storage:
+def channel_units(d: TensorMapDescriptor) -> int:
+    """Units that one pixel of an im2col column takes."""
+    return 1 if d.interleave else d.channels_per_pixel // _STORAGE[DataType(d.dtype)].elements
+
+
+def unit_storage(d: TensorMapDescriptor) -> Storage:
+    """How a unit lies in memory."""
     if d.interleave:
         slice_bytes = CHUNK_BYTES * d.interleave
         return Storage(1, slice_bytes, slice_bytes)
     return _STORAGE[DataType(d.dtype)]
-
-
-def smem_bytes(d: TensorMapDescriptor) -> int:
-    """Bytes that one access moves, which is what it completes on its mbarrier, in bounds or not (measured).
-
-    Padding counts for nothing: neither the gaps between rows shorter than the swizzle span, nor those that the packed
-    types get in shared memory (for these the ISA says "data copied" and nobody has measured it here).
-    """
-    return math.prod(_counts(d)) * _unit_storage(d).unit
-
-
-@dataclass(frozen=True)
-class TileAccess:
-    """Every unit of a box, in arrays of the box's shape, outermost dimension first.
-
-    A unit is an element; for packed types, a group of `elements_per_unit` elements; with interleave, a slice.
-    `addresses`: int64 global byte address. `in_bounds`: bool, inside the tensor. `stored`: bool, what a store or
-    reduction writes, which rounds the inner dimension up to 16 bytes. `smem_offsets`: int64 byte offset from the start
-    of the box in shared memory, before swizzling.
-    """
-
-    addresses: np.ndarray
-    in_bounds: np.ndarray
-    stored: np.ndarray
-    smem_offsets: np.ndarray
-    unit_bytes: int
-    elements_per_unit: int
-
-
-def tile_indices(d: TensorMapDescriptor, coordinates: Sequence[int]) -> TileAccess:
-    """Return where the box at `coordinates` (elements, innermost first, any sign) lies, element by element."""
-    plan = d.plan
-    first = plan.first_unit(coordinates)
-    addresses = np.full((1,) * d.rank, d.global_address, np.int64)
-    in_bounds = np.ones((1,) * d.rank, bool)
-    stored = in_bounds
-    for i in range(d.rank):
-        index = first[i] + plan.steps[i] * np.arange(plan.counts[i], dtype=np.int64)
-        index = index.reshape((-1,) + (1,) * i)
-        inside = (index >= 0) & (index < plan.extents[i])
-        addresses = addresses + index * plan.strides[i]
-        in_bounds = in_bounds & inside
-        stored = stored & (inside if i else (index >= 0) & (index < plan.stored_extent))
-    rows = np.arange(plan.rows, dtype=np.int64)[:, None] * plan.pitch
-    offsets = rows + np.arange(plan.counts[0], dtype=np.int64) * plan.storage.shared
-    return TileAccess(
-        addresses, in_bounds, stored, offsets.reshape(plan.counts[::-1]), plan.storage.unit, plan.storage.elements
-    )
-
-
-def smem_addresses(d: TensorMapDescriptor, base_address: int) -> np.ndarray:
-    """Absolute swizzled shared memory addresses of a box at `base_address`, one per chunk in SMEM order (int64, 1-D).
-
-    A chunk has 16 bytes, or 8 for the swizzle that flips 8-byte halves (`swizzle_pattern(d.swizzle).granule`).
-    """
-    plan = d.plan
-    plan.check_shared(None, base_address)
-    return base_address + plan.chunk_index(base_address) * plan.granule
-
-
-class _Region(NamedTuple):
-    """The part of a box inside the tensor: index ranges of the box, and where they lie in global memory."""
-
-    low: tuple[int, ...]
-    high: tuple[int, ...]
-    address: int
-    row_bytes: int
-    last_address: int
-
-
-class _Plan:
-    """Geometry of one descriptor's box, computed once."""
-
-    def __init__(self, d: TensorMapDescriptor) -> None:
-        self.descriptor = d
-        self.rank = d.rank
-        self.storage = _unit_storage(d)
-        self.counts = _counts(d)
-        self.extents = (d.dims[0] // self.storage.elements, *d.dims[1 : d.rank])
-        self.strides = (self.storage.unit, *d.strides[: d.rank - 1])
-        self.steps = d.element_strides[: d.rank] if d.interleave else (1, *d.element_strides[1 : d.rank])
-        pattern = swizzle_pattern(d.swizzle)
-        self.granule = pattern.granule
-        self.row = self.counts[0] * self.storage.shared
-        self.pitch = self.row if d.interleave or not d.swizzle else pattern.span
-        self.rows = math.prod(self.counts[1:])
-        self.transaction_bytes = smem_bytes(d)
-        self.linear_bytes = self.rows * self.pitch
-        self.shared_bytes = -(-self.linear_bytes // pattern.span) * pattern.span
-        per_chunk = max(1, CHUNK_BYTES // self.storage.unit)
-        self.stored_extent = -(-self.extents[0] // per_chunk) * per_chunk
-        # A row is one run of bytes in global and in shared memory, unless units are padded or skipped.
-        self.solid_rows = self.steps[0] == 1 and self.storage.unit == self.storage.shared
-        self.dense = self.row == self.pitch and self.shared_bytes == self.linear_bytes
-        self.staging_shape = (*self.counts[:0:-1], self.row)
-        self.rounds = d.dtype in (DataType.TFLOAT32, DataType.TFLOAT32_FTZ)
-        if d.interleave:
-            self.inner_multiple = 1
-        elif d.dtype in _PADDED:
-            self.inner_multiple = 128
-        else:
-            self.inner_multiple = max(1, CHUNK_BYTES * self.storage.elements // self.storage.unit)
-        self.item = np.dtype(np.complex128 if self.granule == CHUNK_BYTES else np.uint64)
-        self._chunk_indices: dict[int, np.ndarray] = {}
-        self._direct_indices: dict[int, np.ndarray] = {}
-        # Boxes that lie wholly inside the tensor move as one gather or scatter of 16-byte (or 8-byte) items.
-        geometry = zip(self.extents, self.counts, self.steps, self.strides, strict=True)
-        self.bounds = [(extent - (count - 1) * step, stride) for extent, count, step, stride in geometry]
-        self.reach = self.storage.unit + sum(
-            (count - 1) * step * stride
-            for count, step, stride in zip(self.counts, self.steps, self.strides, strict=True)
-        )
-        self.direct = self.dense and self.storage.elements == 1
-
-    @cached_property
-    def overlaps(self) -> bool:
-        """Whether two units of one box can share global bytes."""
-        reach = ((self.counts[0] - 1) * self.steps[0] + 1) * self.storage.unit
-        geometry = zip(self.strides[1:], self.steps[1:], self.counts[1:], strict=True)
-        outer = sorted((stride * step, count) for stride, step, count in geometry if count > 1)
-        for step, count in outer:
-            if step < reach:
-                return True
-            reach += (count - 1) * step
-        return False
-
-    def chunk_index(self, address: int) -> np.ndarray:
-        """Swizzled place of each chunk of the box, as a chunk number from `address` (int64, in SMEM order)."""
-        phase = address % 1024
-        if phase not in self._chunk_indices:
-            row = np.arange(0, self.row, self.granule, dtype=np.int64)
-            offsets = (np.arange(self.rows, dtype=np.int64)[:, None] * self.pitch + row).reshape(-1)
-            self._chunk_indices[phase] = swizzle_chunks(self.descriptor.swizzle, phase, offsets) // self.granule
-        return self._chunk_indices[phase]
-
-    def direct_index(self, address: int) -> np.ndarray:
-        """For each item of a dense box in shared memory at `address`, its place in global memory, in items (int64)."""
-        phase = address % 1024
-        if phase not in self._direct_indices:
-            places = np.zeros(1, np.int64)
-            for count, step, stride in zip(self.counts[::-1], self.steps[::-1], self.strides[::-1], strict=True):
-                places = (places[:, None] + np.arange(count, dtype=np.int64) * (step * stride)).reshape(-1)
-            units_per_item = max(1, self.granule // self.storage.unit)
-            parts = np.arange(0, max(self.storage.unit, self.granule), self.granule, dtype=np.int64)
-            items = (places[::units_per_item, None] + parts).reshape(-1) // self.granule
-            # A swizzle is its own inverse: what lands at chunk i is the chunk that i swizzles to.
-            self._direct_indices[phase] = items[self.chunk_index(address)]
-        return self._direct_indices[phase]
-
-    def whole(
-        self, coordinates: Sequence[int], memory: np.ndarray, memory_address: int, smem: np.ndarray, address: int
-    ) -> tuple[np.ndarray, np.ndarray] | None:
-        """Global and shared memory as items, for a box that a gather or scatter can move; None for any other.
-
-        The caller takes the slow path then, which also finds what is wrong with wrong arguments.
-        """
-        if not self.direct or len(coordinates) != self.rank or coordinates[0] % self.inner_multiple:
-            return None
-        begin = self.descriptor.global_address - memory_address
-        for coordinate, (bound, stride) in zip(coordinates, self.bounds):
-            if not 0 <= coordinate < bound:
-                return None
-            begin += coordinate * stride
-        if begin < 0 or begin + self.reach > memory.size:
-            return None
-        if address % SHARED_ALIGNMENT or not 0 <= address <= smem.size - self.shared_bytes:
-            return None
-        size = self.granule
-        flat = np.ndarray((self.reach // size,), self.item, memory, begin)
-        return flat, np.ndarray((self.shared_bytes // size,), self.item, smem, address)
-
-    def first_unit(self, coordinates: Sequence[int]) -> tuple[int, ...]:
-        """Coordinates in units; raises when their number or the inner alignment is wrong."""
-        if len(coordinates) != self.rank:
-            raise TensorMapError(
-                f"coordinates: a tensor map of rank {self.rank} needs {self.rank}, got {list(coordinates)}"
-            )
-        first = tuple(int(c) for c in coordinates)
-        if first[0] % self.inner_multiple:
-            raise TensorMapError(
-                f"coordinates[0]: must be a multiple of {self.inner_multiple} for dtype "
-                f"{DataType(self.descriptor.dtype).name} (a box starts on {CHUNK_BYTES} bytes), got {first[0]}"
-            )
-        return (first[0] // self.storage.elements, *first[1:])
-
-    def check_shared(self, smem: np.ndarray | None, address: int) -> None:
-        if address % SHARED_ALIGNMENT:
-            raise TensorMapError(
-                f"shared memory address: must be a multiple of {SHARED_ALIGNMENT} for a tensor copy, got {address:#x}"
-            )
-        if smem is not None and not 0 <= address <= smem.size - self.shared_bytes:
-            raise TensorMapAccessError(
-                f"shared memory address: {self.shared_bytes} bytes at {address:#x} leave the {smem.size} bytes "
-                "of shared memory",
-                max(address, smem.size),
-            )
-
-    def clip(self, first: tuple[int, ...], extents: tuple[int, ...]) -> _Region | None:
-        """The part of the box at `first` within `extents`; None when there is none."""
-        low, high = [], []
-        address = last = self.descriptor.global_address
-        geometry = zip(first, self.steps, self.counts, extents, self.strides, strict=True)
-        for start, step, count, extent, stride in geometry:
-            lo = max(0, -(start // step))
-            hi = min(count, -((start - extent) // step))
-            if lo >= hi:
-                return None
-            low.append(lo)
-            high.append(hi)
-            address += (start + lo * step) * stride
-            last += (start + (hi - 1) * step) * stride
-        row_bytes = (high[0] - low[0]) * self.storage.unit
-        return _Region(tuple(low), tuple(high), address, row_bytes, last + self.storage.unit - 1)
-
-    def window(self, region: _Region, memory: np.ndarray, memory_address: int) -> np.ndarray:
-        """The region's global bytes as a view: outer dimensions, then bytes of a row (or units, bytes of a unit)."""
-        if region.address < memory_address or region.last_address >= memory_address + memory.size:
-            raise self._outside(region, memory, memory_address)
-        shape = [high - low for low, high in zip(region.low[:0:-1], region.high[:0:-1], strict=True)]
-        strides = [stride * step for stride, step in zip(self.strides[:0:-1], self.steps[:0:-1], strict=True)]
-        if self.solid_rows:
-            shape, strides = [*shape, region.row_bytes], [*strides, 1]
-        else:
-            shape = [*shape, region.high[0] - region.low[0], self.storage.unit]
-            strides = [*strides, self.strides[0] * self.steps[0], 1]
-        return np.ndarray(shape, np.uint8, memory, region.address - memory_address, strides)
-
-    def _outside(self, region: _Region, memory: np.ndarray, memory_address: int) -> TensorMapAccessError:
-        end = memory_address + memory.size
-        address = region.address if region.address < memory_address else max(region.address, end)
-        return TensorMapAccessError(
-            f"the tensor map describes memory outside the allocation: the access takes bytes {region.address:#x} to "
-            f"{region.last_address:#x} of the tensor at {self.descriptor.global_address:#x}, the allocation is "
-            f"{memory_address:#x} to {end - 1:#x}",
-            address,
-        )
-
-    def part(self, staging: np.ndarray, region: _Region) -> np.ndarray:
-        """The region of a staged box (`staging_shape`, uint8), shaped as `window`."""
-        outer = tuple(slice(low, high) for low, high in zip(region.low[:0:-1], region.high[:0:-1], strict=True))
-        if self.solid_rows:
-            start = region.low[0] * self.storage.unit
-            return staging[(*outer, slice(start, start + region.row_bytes))]
-        units = staging.reshape(*self.staging_shape[:-1], self.counts[0], self.storage.shared)
-        return units[(*outer, slice(region.low[0], region.high[0]), slice(0, self.storage.unit))]
-
-    def blank(self) -> np.ndarray:
-        """A staged box of fill values; the padding of packed types, which the ISA leaves undefined, is poison."""
-        staging = np.empty(self.staging_shape, np.uint8)
-        if self.descriptor.oob_fill == OobFill.NAN:
-            staging.view(np.uint16)[...] = OOB_NAN
-        else:
-            staging[...] = 0
-        if self.storage.unit != self.storage.shared:
-            staging.reshape(-1, self.storage.shared)[:, self.storage.unit :] = PADDING
-        return staging
-
-    def scatter(self, staging: np.ndarray, smem: np.ndarray, address: int) -> None:
-        """Write a staged box to shared memory."""
-        if not self.descriptor.swizzle:
-            smem[address : address + self.linear_bytes] = staging.reshape(-1)
-            return
-        target = smem[address : address + self.shared_bytes].view(self.item)
-        chunks = staging.reshape(-1).view(self.item)
-        index = self.chunk_index(address)
-        if self.dense:  # a swizzle is its own inverse, so the scatter can be a gather, which is faster
-            np.take(chunks, index, out=target, mode="clip")
-        else:
-            target[index] = chunks
-
-    def gather(self, smem: np.ndarray, address: int) -> np.ndarray:
-        """Read a box from shared memory, unswizzled: `staging_shape`, uint8."""
-        if not self.descriptor.swizzle:
-            return smem[address : address + self.linear_bytes].reshape(self.staging_shape)
-        source = smem[address : address + self.shared_bytes].view(self.item)
-        return np.take(source, self.chunk_index(address)).view(np.uint8).reshape(self.staging_shape)
-
-
-def load_tile(
-    d: TensorMapDescriptor,
-    coordinates: Sequence[int],
-    global_bytes: np.ndarray,
-    allocation_address: int,
-    smem: np.ndarray,
-    smem_address: int,
-) -> None:
-    """Copy the box at `coordinates` (elements, innermost first, any sign) from global to shared memory.
-
-    `global_bytes`: uint8, the flat bytes of the allocation that starts at `allocation_address`. `smem`: uint8, shared
-    memory from address 0 on; `smem_address` indexes it, and its bits drive the swizzle. Elements outside the tensor
-    get the fill value. Raises `TensorMapError` for misaligned addresses or coordinates, `TensorMapAccessError` when an
-    element inside the tensor is outside the allocation, or the box outside `smem`.
-    """
-    plan = d.plan
-    whole = plan.whole(coordinates, global_bytes, allocation_address, smem, smem_address)
-    if whole is not None:
-        source, target = whole
-        source.take(plan.direct_index(smem_address), out=target, mode="clip")
-        if plan.rounds:
-            target[...] = _round_tfloat32(target).view(plan.item)
-        return
-    first = plan.first_unit(coordinates)
-    plan.check_shared(smem, smem_address)
-    region = plan.clip(first, plan.extents)
-    staging = plan.blank()
-    if region is not None:
-        source = plan.window(region, global_bytes, allocation_address)
-        plan.part(staging, region)[...] = _round_tfloat32(source) if plan.rounds else source
-    plan.scatter(staging, smem, smem_address)
-
-
-def store_tile(
-    d: TensorMapDescriptor,
-    coordinates: Sequence[int],
-    global_bytes: np.ndarray,
-    allocation_address: int,
-    smem: np.ndarray,
-    smem_address: int,
-) -> None:
-    """Copy the box at `coordinates` from shared to global memory; what lies outside the tensor is dropped.
-
-    Arguments and errors as for `load_tile`; coordinates must not be negative. The inner dimension is clipped to whole
-    16-byte chunks, so a tensor whose rows end within one has the bytes after them written too: `TensorMapAccessError`
-    when these lie outside the allocation.
-    """
-    whole = d.plan.whole(coordinates, global_bytes, allocation_address, smem, smem_address)
-    if whole is not None:
-        target, source = whole
-        target[d.plan.direct_index(smem_address)] = source
-        return
-    written = _written(d, coordinates, global_bytes, allocation_address, smem, smem_address, "a store")
-    if written is not None:
-        target, source = written
-        target[...] = source
-
-
-def reduce_tile(
-    d: TensorMapDescriptor,
-    coordinates: Sequence[int],
-    global_bytes: np.ndarray,
-    allocation_address: int,
-    smem: np.ndarray,
-    smem_address: int,
-    op: str,
-) -> None:
-    """Combine the box at `coordinates` of global memory with shared memory, as `cp.reduce.async.bulk.tensor`.
-
-    `op`: add, min, max, inc, dec, and, or, xor, on the descriptor's type. Arguments, clipping and errors as for
-    `store_tile`; a type that the operation does not take raises `TensorMapError` (an H200 faults).
-    """
-    combine = _reduction(op, d.dtype)
-    written = _written(d, coordinates, global_bytes, allocation_address, smem, smem_address, "a reduction")
-    if written is None:
-        return
-    target, source = written
-    if not d.plan.overlaps:
-        combine(target, source)
-        return
-    for row in np.ndindex(target.shape[: d.rank - 1]):  # rows share bytes: one after the other
-        combine(target[row], source[row])
-
-
-def _written(
-    d: TensorMapDescriptor,
-    coordinates: Sequence[int],
-    global_bytes: np.ndarray,
-    allocation_address: int,
-    smem: np.ndarray,
-    smem_address: int,
-    what: str,
-) -> tuple[np.ndarray, np.ndarray] | None:
-    """Global view and shared bytes of what a store or reduction writes; None when the box is outside the tensor."""
-    plan = d.plan
-    if d.dtype == DataType.U4_ALIGN16B:
-        raise TensorMapError(f"dtype: {what} to global memory does not take U4_ALIGN16B")
-    first = plan.first_unit(coordinates)
-    if min(first) < 0:
-        raise TensorMapError(f"coordinates: {what} needs non-negative coordinates, got {list(coordinates)}")
-    plan.check_shared(smem, smem_address)
-    region = plan.clip(first, (plan.stored_extent, *plan.extents[1:]))
-    if region is None:
-        return None
-    target = plan.window(region, global_bytes, allocation_address)
-    staging = plan.gather(smem, smem_address)
-    if d.dtype == DataType.U6_ALIGN16B:
-        staging = _pack_six_bits(staging)
-    return target, plan.part(staging, region)
-
-
-def _pack_six_bits(staging: np.ndarray) -> np.ndarray:
-    """Type `.b6p2x16`: sixteen bytes with six bits each become twelve bytes, in front of each group (PTX 5.5.1.1)."""
-    bits = np.unpackbits(staging.reshape(-1, 16, 1), axis=2, bitorder="little")[:, :, :6]
-    packed = np.full(staging.shape, PADDING, np.uint8)
-    packed.reshape(-1, 16)[:, :12] = np.packbits(bits.reshape(-1, 96), axis=1, bitorder="little")
-    return packed
-
-
-def _round_tfloat32(source: np.ndarray) -> np.ndarray:
-    """Round float32 bytes to 10 mantissa bits, to nearest even; any NaN becomes 0x7fffe000."""
-    bits = np.ascontiguousarray(source).view(np.uint32)
-    rounded = (bits + (np.uint32(0xFFF) + ((bits >> np.uint32(13)) & np.uint32(1)))) & np.uint32(0xFFFFE000)
-    magnitude = bits & np.uint32(0x7FFFFFFF)
-    special = magnitude >= np.uint32(0x7F800000)
-    if special.any():
-        rounded[special] = np.where(magnitude > np.uint32(0x7F800000), np.uint32(0x7FFFE000), bits)[special]
-    return rounded.view(np.uint8)
-
-
-# Element types each reduction takes on an H200 (measured): the table of PTX ISA 9.7.9.27.1.3, and for add also float64
-# and the float32 variants. Bitwise operations take int32 but not int64.
-_REDUCED_KINDS = {
-    DataType.UINT32: "u32",
-    DataType.INT32: "s32",
-    DataType.UINT64: "u64",
-    DataType.INT64: "s64",
-    DataType.FLOAT16: "f16",
-    DataType.BFLOAT16: "bf16",
-    DataType.FLOAT32: "f32",
-    DataType.TFLOAT32: "f32",
-    DataType.FLOAT32_FTZ: "f32_flushed",
-    DataType.TFLOAT32_FTZ: "f32_flushed",
-    DataType.FLOAT64: "f64",
-}
-
-
-def _reduction(op: str, dtype: int) -> Reduction:
-    if op not in REDUCTIONS:
-        raise TensorMapError(f"op: unknown reduction {op!r}; known: {', '.join(REDUCTIONS)}")
-    takes = [code for code, kind in _REDUCED_KINDS.items() if kind in REDUCTIONS[op]]
-    if dtype not in takes:
-        names = ", ".join(code.name for code in takes)
-        raise TensorMapError(f"dtype: reduction {op} does not take {DataType(dtype).name}, only {names}")
-    return reduction(op, _REDUCED_KINDS[DataType(dtype)])

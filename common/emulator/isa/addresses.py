@@ -26,7 +26,7 @@ _SPACES = {
 _RANKS = 0xFF << RANK_SHIFT
 
 
-@instruction("cvta")
+@instruction("cvta", lanewise=True)
 def decode_convert_address(inst: Instruction, b: Binder) -> Decoded:
     mods = b.modifiers(inst)
     to_space = mods.take("to")
@@ -110,7 +110,7 @@ _TESTS: dict[str, Callable[..., np.ndarray]] = {
 }  # fmt: skip
 
 
-@instruction("mapa")
+@instruction("mapa", lanewise=True)
 def decode_map_address(inst: Instruction, b: Binder) -> Decoded:
     """The rank replaces that of the address; a rank that the cluster does not have faults when it is accessed."""
     mods = b.modifiers(inst)
@@ -126,7 +126,7 @@ def decode_map_address(inst: Instruction, b: Binder) -> Decoded:
     return run
 
 
-@instruction("getctarank")
+@instruction("getctarank", lanewise=True)
 def decode_cta_rank(inst: Instruction, b: Binder) -> Decoded:
     mods = b.modifiers(inst)
     kind = _shared_address_type(mods)

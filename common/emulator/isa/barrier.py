@@ -170,14 +170,15 @@ class BarrierControl(Control):
     def run(self, cta, path) -> None:
         if self.aligned and not cta.whole_warps(path):
             return
+        number = path.mask.common(cta.frame[self.number])
+        count = -1 if self.count is None else path.mask.common(cta.frame[self.count])
+        if number is not None and count is not None:
+            self._check_operands(cta, path.mask, number, count)
+            self._arrive(cta, path, number, count)
+            return
         numbers = cta.frame[self.number].astype(np.int64)
         counts = np.full(cta.lanes, -1) if self.count is None else cta.frame[self.count].astype(np.int64)
-        lanes = path.mask.numbers
-        if (numbers[lanes] != numbers[lanes[0]]).any() or (counts[lanes] != counts[lanes[0]]).any():
-            self._arrive_in_groups(cta, path, numbers, counts)
-            return
-        self._check_operands(cta, path.mask, int(numbers[lanes[0]]), int(counts[lanes[0]]))
-        self._arrive(cta, path, int(numbers[lanes[0]]), int(counts[lanes[0]]))
+        self._arrive_in_groups(cta, path, numbers, counts)
 
     def _arrive_in_groups(self, cta, path, numbers: np.ndarray, counts: np.ndarray) -> None:
         """Warps that name different barriers in a register go on as paths of their own."""
@@ -231,8 +232,15 @@ class BarrierControl(Control):
             cta.advance(path)
             return
 
+        exits = cta.exits
+
         def ready() -> bool:
-            barrier.settle()
+            nonlocal exits
+            if barrier.generation != generation:
+                return True
+            if exits != cta.exits:  # whoever arrives settles the barrier, an exit does not
+                exits = cta.exits
+                barrier.settle()
             counted = self.action == "arrive" and not (present & ~barrier.counted).any()
             return barrier.generation != generation or counted
 

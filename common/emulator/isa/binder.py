@@ -6,8 +6,9 @@ what each one must be (`FrameLayout`), so that a thread block can build its fram
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -50,8 +51,29 @@ def size_of(kind: str) -> int:
 
 
 @dataclass(frozen=True)
+class RegisterBundle(Register):
+    """The registers, all of one type, that one operand names in several instructions executed together."""
+
+    members: tuple[Register, ...] = ()
+
+
+@dataclass(frozen=True)
+class ImmediateBundle(Immediate):
+    """The literals, all of one kind, that one operand is in several instructions executed together."""
+
+    members: tuple[Immediate, ...] = ()
+
+
+@dataclass(frozen=True)
 class Slot:
-    """What a frame entry is. `source` is register, constant, symbol, special or scratch; `key` says which."""
+    """What a frame entry is; `key` says which one. `source`:
+
+    register, constant, symbol, special, scratch: an array (L,);
+    bundle: registers whose rows are evenly spaced, (R, L);
+    gathered: any registers, copied to (R, L) for one group of instructions;
+    constants: one literal per instruction of a group, (R, 1);
+    bank: all registers of one width, (registers, L).
+    """
 
     source: str
     key: Any
@@ -60,17 +82,44 @@ class Slot:
 
 @dataclass
 class FrameLayout:
-    """All slots of a program, in frame order, and the registers behind them."""
+    """All slots of a program, in frame order, and the registers behind them.
+
+    Registers of one width in bytes (predicates: 0) lie in one array, a row each; `rows` says where.
+    """
 
     slots: list[Slot] = field(default_factory=list)
     registers: dict[int, Register] = field(default_factory=dict)
+    rows: dict[int, tuple[int, int]] = field(default_factory=dict)
     _places: dict[Slot, int] = field(default_factory=dict)
+    _counts: dict[int, int] = field(default_factory=dict)
 
     def place(self, slot: Slot) -> int:
         if slot not in self._places:
             self._places[slot] = len(self.slots)
             self.slots.append(slot)
         return self._places[slot]
+
+    def settle(self, registers: Iterable[Register]) -> None:
+        """Gives those of the registers that have none the next free rows, in this order."""
+        for register in registers:
+            if register.index not in self.rows:
+                width = 0 if register.type == "pred" else register.bytes
+                row = self._counts.get(width, 0)
+                self.rows[register.index] = width, row
+                self._counts[width] = row + 1
+
+    def settle_rest(self) -> dict[int, int]:
+        """Gives every register a row; the number of rows by width."""
+        self.settle(self.registers.values())
+        return self._counts
+
+    def spacing(self, registers: Sequence[Register]) -> slice | None:
+        """The rows of the registers where they are evenly spaced and ascending, else None."""
+        rows = [self.rows[register.index][1] for register in registers]
+        step = rows[1] - rows[0] if len(rows) > 1 else 1
+        if step < 1 or any(b - a != step for a, b in pairwise(rows)):
+            return None
+        return slice(rows[0], rows[-1] + 1, step)
 
 
 class Modifiers:
@@ -157,8 +206,13 @@ class Binder:
         A register wider than `kind` gives its low part. Raises UnsupportedInstruction for a register that is too
         narrow.
         """
+        if isinstance(operand, RegisterBundle):
+            return self._bundle(operand, kind)
         if isinstance(operand, Register):
             return self._register(operand, kind)
+        if isinstance(operand, ImmediateBundle):
+            bits = tuple(immediate_bits(member, kind) for member in operand.members)
+            return self.layout.place(Slot("constants", bits, kind))
         if isinstance(operand, Immediate):
             return self.layout.place(Slot("constant", immediate_bits(operand, kind), kind))
         if isinstance(operand, SpecialRegister):
@@ -201,15 +255,37 @@ class Binder:
     def constant(self, value: int, kind: str) -> int:
         return self.read(Immediate(value), kind)
 
+    def _bundle(self, operand: RegisterBundle, kind: str) -> int:
+        """Registers that are not evenly spaced are copied before the instruction runs: they can be read alone."""
+        self._check_register(operand, kind)
+        key = tuple(register.index for register in operand.members)
+        if self.layout.spacing(operand.members) is not None:
+            return self.layout.place(Slot("bundle", key, kind))
+        width = self.layout.rows[key[0]][0]
+        rows = np.array([self.layout.rows[index][1] for index in key])
+        bank = self.layout.place(Slot("bank", width, kind))
+        slot = self.layout.place(Slot("gathered", key, kind))
+
+        def gather(f: Any, m: Any, cta: Any) -> None:
+            f[slot] = f[bank][rows]
+
+        self.prelude.append(gather)
+        return slot
+
     def _register(self, register: Register, kind: str) -> int:
+        if isinstance(register, RegisterBundle):
+            return self._bundle(register, kind)
+        self._check_register(register, kind)
+        self.layout.registers[register.index] = register
+        return self.layout.place(Slot("register", register.index, kind))
+
+    def _check_register(self, register: Register, kind: str) -> None:
         if kind not in DTYPES:
             raise UnsupportedInstruction(f"type .{kind} is not supported")
         if (register.type == "pred") != (kind == "pred"):
             raise UnsupportedInstruction(f"register {register.name} (.{register.type}) is used as .{kind}")
         if register.bytes < size_of(kind):
             raise UnsupportedInstruction(f"register {register.name} (.{register.type}) is too narrow for .{kind}")
-        self.layout.registers[register.index] = register
-        return self.layout.place(Slot("register", register.index, kind))
 
     def _special(self, name: str, kind: str) -> int:
         if name not in VOLATILE_REGISTERS:

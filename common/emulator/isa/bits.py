@@ -18,7 +18,7 @@ _REVERSED = np.packbits(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], a
 _PERMUTE_MODES = ("f4e", "b4e", "rc8", "ecl", "ecr", "rc16")
 
 
-@instruction("popc", "clz", "brev")
+@instruction("popc", "clz", "brev", lanewise=True)
 def decode_count(inst: Instruction, b: Binder) -> Decoded:
     mods = b.modifiers(inst)
     kind = mods.one_of("b32", "b64")
@@ -51,7 +51,7 @@ def _reversed(values: np.ndarray) -> np.ndarray:
     return _REVERSED[swapped.view(np.uint8)].view(values.dtype)
 
 
-@instruction("bfind")
+@instruction("bfind", lanewise=True)
 def decode_find(inst: Instruction, b: Binder) -> Decoded:
     mods = b.modifiers(inst)
     shift_amount = mods.take("shiftamt")
@@ -102,7 +102,7 @@ def _find_nth(mask: np.ndarray, base: np.ndarray, offset: np.ndarray) -> np.ndar
     return found
 
 
-@instruction("bfe")
+@instruction("bfe", lanewise=True)
 def decode_extract(inst: Instruction, b: Binder) -> Decoded:
     mods = b.modifiers(inst)
     kind = mods.one_of("u32", "u64", "s32", "s64")
@@ -145,7 +145,7 @@ def _extract_signed(values: np.ndarray, position: np.ndarray, length: np.ndarray
     return values.astype(np.int64) >> position << unused >> unused
 
 
-@instruction("bfi")
+@instruction("bfi", lanewise=True)
 def decode_insert(inst: Instruction, b: Binder) -> Decoded:
     mods = b.modifiers(inst)
     kind = mods.one_of("b32", "b64")
@@ -165,7 +165,7 @@ def decode_insert(inst: Instruction, b: Binder) -> Decoded:
     return run
 
 
-@instruction("szext")
+@instruction("szext", lanewise=True)
 def decode_extend(inst: Instruction, b: Binder) -> Decoded:
     mods = b.modifiers(inst)
     clamp = mods.one_of("clamp", "wrap") == "clamp"
@@ -182,7 +182,7 @@ def decode_extend(inst: Instruction, b: Binder) -> Decoded:
     return run
 
 
-@instruction("bmsk")
+@instruction("bmsk", lanewise=True)
 def decode_mask(inst: Instruction, b: Binder) -> Decoded:
     mods = b.modifiers(inst)
     clamp = mods.one_of("clamp", "wrap") == "clamp"
@@ -204,7 +204,7 @@ def decode_mask(inst: Instruction, b: Binder) -> Decoded:
 # -- prmt ----------------------------------------------------------------------------------------------------------
 
 
-@instruction("prmt")
+@instruction("prmt", lanewise=True)
 def decode_permute(inst: Instruction, b: Binder) -> Decoded:
     mods = b.modifiers(inst)
     mods.one_of("b32")
@@ -233,11 +233,11 @@ def _mode_table(mode: str) -> np.ndarray:
 
 
 def _eight_bytes(low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    return np.stack([low, high], axis=1).view(np.uint8)
+    return np.stack((low, high), axis=-1).view(np.uint8)
 
 
 def _joined(four_bytes: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(four_bytes, np.uint8).view(np.uint32)[:, 0]
+    return np.ascontiguousarray(four_bytes, np.uint8).view(np.uint32)[..., 0]
 
 
 def _signs(values: np.ndarray) -> np.ndarray:
@@ -247,7 +247,8 @@ def _signs(values: np.ndarray) -> np.ndarray:
 
 def _permute_by_table(x: int, y: int, selector: int, d: int, table: np.ndarray) -> Run:
     def run(f, m, cta) -> None:
-        picked = np.take_along_axis(_eight_bytes(f[x], f[y]), table[f[selector] & np.uint32(3)], axis=1)
+        low, high, chosen = np.broadcast_arrays(f[x], f[y], f[selector])
+        picked = np.take_along_axis(_eight_bytes(low, high), table[chosen & np.uint32(3)], axis=-1)
         np.copyto(f[d], _joined(picked), where=m.where)
 
     return run
@@ -284,11 +285,12 @@ def _move_bytes(source: int, distance: int, signs: bool, mask: int) -> Callable[
 
 
 def _permute(x: int, y: int, selector: int, d: int) -> Run:
-    shifts = np.array([[0, 4, 8, 12]], np.uint32)
+    shifts = np.array([0, 4, 8, 12], np.uint32)
 
     def run(f, m, cta) -> None:
-        nibbles = f[selector][:, None] >> shifts & np.uint32(0xF)
-        picked = np.take_along_axis(_eight_bytes(f[x], f[y]), (nibbles & np.uint32(7)).astype(np.intp), axis=1)
+        low, high, chosen = np.broadcast_arrays(f[x], f[y], f[selector])
+        nibbles = chosen[..., None] >> shifts & np.uint32(0xF)
+        picked = np.take_along_axis(_eight_bytes(low, high), (nibbles & np.uint32(7)).astype(np.intp), axis=-1)
         np.copyto(f[d], _joined(np.where(nibbles & np.uint32(8), _signs(picked), picked)), where=m.where)
 
     return run

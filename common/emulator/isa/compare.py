@@ -77,17 +77,25 @@ def _compare(operator: str, floating: bool) -> Callable[[Array, Array], Array]:
 
 
 def _numbers(comparison: Comparison) -> Callable[[Array], Array] | None:
-    """From a frame array to numbers NumPy can compare, (L,) or for packed types (L, 2); None when it already is."""
+    """From a frame array to numbers NumPy can compare, (L,) or for packed types (L, 2); None when it already is.
+
+    The arrays may have further axes in front.
+    """
     decode = {
         "bf16": f32_from_bf16,
-        "f16x2": lambda bits: np.ascontiguousarray(bits).view(np.float16).reshape(-1, 2),
-        "bf16x2": lambda bits: f32_from_bf16(np.ascontiguousarray(bits).view(np.uint16).reshape(-1, 2)),
+        "f16x2": lambda bits: _halves(bits).view(np.float16),
+        "bf16x2": lambda bits: f32_from_bf16(_halves(bits)),
     }.get(comparison.kind)
     if not comparison.flush:
         return decode
     if decode is None:
         return flush_subnormals
     return lambda bits: flush_subnormals(decode(bits))
+
+
+def _halves(bits: Array) -> Array:
+    """(L,) registers as (L, 2) halves, the lower one first."""
+    return np.ascontiguousarray(bits).view(np.uint16).reshape(*bits.shape, 2)
 
 
 def _test(inst: Instruction, b: Binder, comparison: Comparison) -> Callable[[list], Array]:
@@ -111,7 +119,7 @@ def _condition(inst: Instruction, b: Binder, comparison: Comparison) -> int | No
 # -- setp ----------------------------------------------------------------------------------------------------------
 
 
-@instruction("setp")
+@instruction("setp", lanewise=True)
 def decode_set_predicate(inst: Instruction, b: Binder) -> Decoded:
     mods = b.modifiers(inst)
     kind = mods.one_of(*_BITS, *_UNSIGNED, *_SIGNED, *_FLOATS)
@@ -170,10 +178,10 @@ def _set_packed(
     def run(f, m, cta) -> None:
         result = test(f)
         if combine is not None:
-            result = combine(result, f[condition][:, None])
-        np.copyto(f[p], result[:, 0], where=m.where)
+            result = combine(result, f[condition][..., None])
+        np.copyto(f[p], result[..., 0], where=m.where)
         if q is not None:
-            np.copyto(f[q], result[:, 1], where=m.where)
+            np.copyto(f[q], result[..., 1], where=m.where)
 
     return run
 
@@ -181,7 +189,7 @@ def _set_packed(
 # -- set -----------------------------------------------------------------------------------------------------------
 
 
-@instruction("set")
+@instruction("set", lanewise=True)
 def decode_set(inst: Instruction, b: Binder) -> Decoded:
     mods = b.modifiers(inst)
     kind, result = mods.last(), mods.last()
@@ -199,9 +207,9 @@ def decode_set(inst: Instruction, b: Binder) -> Decoded:
     def run(f, m, cta) -> None:
         holds = test(f)
         if combine is not None:
-            holds = combine(holds, f[condition][:, None] if packed else f[condition])
+            holds = combine(holds, f[condition][..., None] if packed else f[condition])
         values = holds * true
-        np.copyto(f[d], values.view(f[d].dtype)[:, 0] if packed else values.view(f[d].dtype), where=m.where)
+        np.copyto(f[d], values.view(f[d].dtype)[..., 0] if packed else values.view(f[d].dtype), where=m.where)
 
     return run
 
@@ -222,7 +230,7 @@ def _set_results(kind: str) -> tuple[str, ...]:
 # -- selp, slct ----------------------------------------------------------------------------------------------------
 
 
-@instruction("selp")
+@instruction("selp", lanewise=True)
 def decode_select(inst: Instruction, b: Binder) -> Decoded:
     mods = b.modifiers(inst)
     kind = mods.one_of(*_SELECTED)
@@ -236,7 +244,7 @@ def decode_select(inst: Instruction, b: Binder) -> Decoded:
     return run
 
 
-@instruction("slct")
+@instruction("slct", lanewise=True)
 def decode_select_by_sign(inst: Instruction, b: Binder) -> Decoded:
     mods = b.modifiers(inst)
     sign = mods.last()

@@ -44,7 +44,7 @@ _INFINITY = np.uint32(0x7F800000)
 _PACK_BITS = {"u16": 16, "s16": 16, "u8": 8, "s8": 8, "u4": 4, "s4": 4, "u2": 2, "s2": 2}
 
 
-@instruction("cvt")
+@instruction("cvt", lanewise=True)
 def decode_cvt(inst: Instruction, b: Binder) -> Run:
     """Closure of a conversion.
 

@@ -233,46 +233,46 @@ def _read_numbers(b: Binder, operands: Sequence[Operand]) -> list[int]:
 
 
 def _columns(f: list, slots: list[int]) -> Array:
-    """The f32 slots as one array (L, n)."""
-    values = np.empty((f[slots[0]].size, len(slots)), np.float32)
+    """The f32 slots as one array (L, n). As everywhere here, there may be further axes in front."""
+    values = np.empty((*np.broadcast_shapes(*(f[slot].shape for slot in slots)), len(slots)), np.float32)
     for column, slot in enumerate(slots):
-        values[:, column] = f[slot]
+        values[..., column] = f[slot]
     return values
 
 
 def _pack(elements: Array, packed: Packed) -> Array:
     """(L, n) elements, the lowest first, to (L,) registers."""
     if packed.bits == 4:
-        elements = elements[:, 0::2] | elements[:, 1::2] << np.uint8(4)
-    return elements.view(dtype_of(packed.storage))[:, 0]
+        elements = elements[..., 0::2] | elements[..., 1::2] << np.uint8(4)
+    return elements.view(dtype_of(packed.storage))[..., 0]
 
 
 def _unpack(registers: Array, packed: Packed) -> Array:
     """(L,) registers of two elements to (L, 2), the lower one first."""
     if packed.bits == 4:
-        return np.stack((registers & np.uint8(15), registers >> np.uint8(4)), axis=1)
+        return np.stack((registers & np.uint8(15), registers >> np.uint8(4)), axis=-1)
     element = dtype_of(f"u{packed.bits}")
-    return np.ascontiguousarray(registers).view(element).reshape(-1, 2)
+    return np.ascontiguousarray(registers).view(element).reshape(*registers.shape, 2)
 
 
 def _share_f16(random: Array) -> Array:
-    return np.stack((random & 0x1FFF, random >> 16 & 0x1FFF), axis=1)
+    return np.stack((random & 0x1FFF, random >> 16 & 0x1FFF), axis=-1)
 
 
 def _share_bf16(random: Array) -> Array:
-    return np.stack((random & 0xFFFF, random >> 16), axis=1)
+    return np.stack((random & 0xFFFF, random >> 16), axis=-1)
 
 
 def _share_bytes(random: Array) -> Array:
     low, high = random & 0xFFFF, random >> 16
-    return np.stack((low, low, high, high), axis=1)
+    return np.stack((low, low, high, high), axis=-1)
 
 
 def _share_nibbles(random: Array) -> Array:
     """The lower byte of each half of the register serves the two elements at the bottom, the upper bytes the others."""
     low = (random >> 8 & 0xFF00) | (random & 0xFF)
     high = (random >> 16 & 0xFF00) | (random >> 8 & 0xFF)
-    return np.stack((low, low, high, high), axis=1)
+    return np.stack((low, low, high, high), axis=-1)
 
 
 # `.rs`: how the elements, lowest first, share the random bits of one register, and how many each gets. The ISA says

@@ -23,7 +23,7 @@ from common.emulator.isa.elementwise import (
 from common.emulator.isa.registry import Run, instruction
 from common.emulator.numerics import approximate, arithmetic, minmax
 from common.emulator.numerics.formats import f32_from_bf16
-from common.emulator.numerics.modifiers import canonical_nan, flush_subnormals, pass_nan_on
+from common.emulator.numerics.modifiers import canonical_nan, flush_subnormals, has_nan, pass_nan_on
 from common.emulator.ptx.module import Instruction
 
 KINDS = ("f32", "f64", "f32x2")
@@ -83,7 +83,7 @@ _PROPERTIES: dict[str, Compute] = {
 }
 
 
-@instruction("fma", "rcp", "sqrt", "rsqrt", "sin", "cos", "lg2", "ex2", "tanh", "testp", "copysign")
+@instruction("fma", "rcp", "sqrt", "rsqrt", "sin", "cos", "lg2", "ex2", "tanh", "testp", "copysign", lanewise=True)
 def decode_float(inst: Instruction, b: Binder) -> Run:
     """Closure of a floating-point instruction; its types are f16, f16x2, bf16, bf16x2, f32, f32x2 and f64.
 
@@ -140,9 +140,7 @@ def _nearest(inst: Instruction, b: Binder, operation: np.ufunc, sources: int) ->
 
 
 def _replace_nan(result: Array, where: Array | bool) -> None:
-    # A sum of squares is NaN exactly when an element is.
-    squares = result.dot(result)
-    if squares != squares:
+    if has_nan(result):
         np.copyto(result, _NAN, where=np.isnan(result) & where)
 
 

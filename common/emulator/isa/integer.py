@@ -38,7 +38,7 @@ def _decode_float(inst: Instruction, b: Binder) -> Decoded:
 # -- add, sub, min, max, abs, neg ----------------------------------------------------------------------------------
 
 
-@instruction("add", "sub")
+@instruction("add", "sub", lanewise=True)
 def decode_add(inst: Instruction, b: Binder) -> Decoded:
     if _float_form(inst):
         return _decode_float(inst, b)
@@ -57,7 +57,7 @@ def decode_add(inst: Instruction, b: Binder) -> Decoded:
     return _elementwise(inst, b, operation, kind)
 
 
-@instruction("min", "max")
+@instruction("min", "max", lanewise=True)
 def decode_minimum(inst: Instruction, b: Binder) -> Decoded:
     if _float_form(inst):
         return _decode_float(inst, b)
@@ -71,7 +71,7 @@ def decode_minimum(inst: Instruction, b: Binder) -> Decoded:
     return _clamped_at_zero(inst, b, operation) if relu else _elementwise(inst, b, operation, kind)
 
 
-@instruction("abs", "neg")
+@instruction("abs", "neg", lanewise=True)
 def decode_negate(inst: Instruction, b: Binder) -> Decoded:
     if _float_form(inst):
         return _decode_float(inst, b)
@@ -138,14 +138,14 @@ def _packed(inst: Instruction, b: Binder, operation: np.ufunc, kind: str, relu: 
 
 
 def _parts(values: np.ndarray, dtype: type) -> np.ndarray:
-    """The parts of 32-bit values as one flat array of a narrower type, lowest first."""
+    """The parts of 32-bit values side by side as a narrower type, lowest first."""
     return np.ascontiguousarray(values).view(dtype)
 
 
 # -- products ------------------------------------------------------------------------------------------------------
 
 
-@instruction("mul")
+@instruction("mul", lanewise=True)
 def decode_multiply(inst: Instruction, b: Binder) -> Decoded:
     if _float_form(inst):
         return _decode_float(inst, b)
@@ -172,7 +172,7 @@ def decode_multiply(inst: Instruction, b: Binder) -> Decoded:
     return run
 
 
-@instruction("mad")
+@instruction("mad", lanewise=True)
 def decode_multiply_add(inst: Instruction, b: Binder) -> Decoded:
     if _float_form(inst):
         return _decode_float(inst, b)
@@ -208,7 +208,7 @@ def _multiply_add(x: int, y: int, z: int, d: int, product: Callable, saturated: 
     return run_saturated if saturated else run
 
 
-@instruction("mul24", "mad24")
+@instruction("mul24", "mad24", lanewise=True)
 def decode_multiply_24(inst: Instruction, b: Binder) -> Decoded:
     mods = b.modifiers(inst)
     part = mods.one_of("lo", "hi")
@@ -241,7 +241,7 @@ def _signed_24(values: np.ndarray) -> np.ndarray:
     return values.astype(np.int64) << np.int64(40) >> np.int64(40)
 
 
-@instruction("sad")
+@instruction("sad", lanewise=True)
 def decode_sum_of_differences(inst: Instruction, b: Binder) -> Decoded:
     mods = b.modifiers(inst)
     kind = mods.one_of(*INTEGERS)
@@ -256,13 +256,13 @@ def decode_sum_of_differences(inst: Instruction, b: Binder) -> Decoded:
     return run
 
 
-@instruction("dp4a")
+@instruction("dp4a", lanewise=True)
 def decode_dot_4(inst: Instruction, b: Binder) -> Decoded:
     mods = b.modifiers(inst)
     return _dot(inst, b, mods, slice(None), {"u32": np.uint8, "s32": np.int8})
 
 
-@instruction("dp2a")
+@instruction("dp2a", lanewise=True)
 def decode_dot_2(inst: Instruction, b: Binder) -> Decoded:
     mods = b.modifiers(inst)
     chosen = slice(0, 2) if mods.one_of("lo", "hi") == "lo" else slice(2, 4)
@@ -278,9 +278,9 @@ def _dot(inst: Instruction, b: Binder, mods: Modifiers, chosen: slice, left_part
     left_part, right_part = left_parts[left_type], {"u32": np.uint8, "s32": np.int8}[right_type]
 
     def run(f, m, cta) -> None:
-        left = _parts(f[x], left_part).reshape(len(f[x]), -1).astype(np.int64)
-        right = _parts(f[y], right_part).reshape(len(f[y]), 4)[:, chosen].astype(np.int64)
-        np.add((left * right).sum(axis=1).astype(np.uint32), f[z], out=f[d], where=m.where)
+        left = _parts(f[x], left_part).reshape(*f[x].shape, -1).astype(np.int64)
+        right = _parts(f[y], right_part).reshape(*f[y].shape, 4)[..., chosen].astype(np.int64)
+        np.add((left * right).sum(axis=-1).astype(np.uint32), f[z], out=f[d], where=m.where)
 
     return run
 
@@ -288,7 +288,7 @@ def _dot(inst: Instruction, b: Binder, mods: Modifiers, chosen: slice, left_part
 # -- division ------------------------------------------------------------------------------------------------------
 
 
-@instruction("div", "rem")
+@instruction("div", "rem", lanewise=True)
 def decode_divide(inst: Instruction, b: Binder) -> Decoded:
     if _float_form(inst):
         return _decode_float(inst, b)

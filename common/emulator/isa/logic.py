@@ -16,7 +16,7 @@ _BITWISE = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
 Binary = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
-@instruction("and", "or", "xor")
+@instruction("and", "or", "xor", lanewise=True)
 def decode_bitwise(inst: Instruction, b: Binder) -> Decoded:
     mods = b.modifiers(inst)
     kind = mods.one_of(*_TYPES)
@@ -31,7 +31,7 @@ def decode_bitwise(inst: Instruction, b: Binder) -> Decoded:
     return run
 
 
-@instruction("not")
+@instruction("not", lanewise=True)
 def decode_not(inst: Instruction, b: Binder) -> Decoded:
     mods = b.modifiers(inst)
     kind = mods.one_of(*_TYPES)
@@ -45,7 +45,7 @@ def decode_not(inst: Instruction, b: Binder) -> Decoded:
     return run
 
 
-@instruction("cnot")
+@instruction("cnot", lanewise=True)
 def decode_logical_not(inst: Instruction, b: Binder) -> Decoded:
     mods = b.modifiers(inst)
     kind = mods.one_of("b16", "b32", "b64")
@@ -82,7 +82,7 @@ _TWO_INPUTS: tuple[Binary, ...] = (
 """The function of two inputs with truth table `index`: bit 2b + c of the index is the result."""
 
 
-@instruction("lop3")
+@instruction("lop3", lanewise=True)
 def decode_three_input_logic(inst: Instruction, b: Binder) -> Decoded:
     mods = b.modifiers(inst)
     combine = mods.optional("or", "and")
@@ -132,7 +132,7 @@ def _three_input_function(table: int) -> Callable[[np.ndarray, np.ndarray, np.nd
 # -- shifts --------------------------------------------------------------------------------------------------------
 
 
-@instruction("shl", "shr")
+@instruction("shl", "shr", lanewise=True)
 def decode_shift(inst: Instruction, b: Binder) -> Decoded:
     """NumPy defines shifts by the width or more the way PTX does: 0, or copies of the sign."""
     mods = b.modifiers(inst)
@@ -156,7 +156,7 @@ def _shift_amount(b: Binder, amount: Operand, kind: str) -> int:
     return b.read(amount, "u32")
 
 
-@instruction("shf")
+@instruction("shf", lanewise=True)
 def decode_funnel_shift(inst: Instruction, b: Binder) -> Decoded:
     mods = b.modifiers(inst)
     left = mods.one_of("l", "r") == "l"

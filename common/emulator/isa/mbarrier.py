@@ -20,7 +20,7 @@ from common.emulator.isa.registry import Control, Decoded, Run, instruction
 from common.emulator.machine import mbarrier
 from common.emulator.machine.events import Operation
 from common.emulator.machine.mask import WARP, Mask
-from common.emulator.machine.memory import RANK_SHIFT
+from common.emulator.machine.memory import RANK_MASK, RANK_SHIFT, RESERVED_SHARED, SHARED_WINDOW
 from common.emulator.ptx.module import Instruction, Operand, Sink
 
 OPERATIONS = (
@@ -60,6 +60,9 @@ def local_offsets(f: list, m: Mask, cta, location: Location, what: str) -> np.nd
 
     Raises BarrierFault for one of another CTA, InvalidAddress outside shared memory, Misaligned.
     """
+    common = _common_offset(f, m, cta, location)
+    if common is not None:
+        return np.full(m.count, common, np.int64)
     addresses = addresses_of(f, m, location.base, location.offset)
     if location.space == "shared":
         ranks = addresses >> RANK_SHIFT
@@ -72,6 +75,25 @@ def local_offsets(f: list, m: Mask, cta, location: Location, what: str) -> np.nd
         _refuse_remote(cta, m, chosen, what)
         offsets[piece.chosen] = piece.offsets
     return offsets
+
+
+def _common_offset(f: list, m: Mask, cta, location: Location) -> int | None:
+    """The offset where all active lanes name one place in the CTA's own shared memory that an mbarrier may have.
+
+    None says nothing: the general way finds out what the address is, or what is wrong with it.
+    """
+    address = location.offset
+    if location.base is not None:
+        base = m.common(f[location.base])
+        if base is None:
+            return None
+        address = base + address if f[location.base].dtype == np.int64 else base + address & 0xFFFF_FFFF
+    if location.space == "generic":
+        address -= SHARED_WINDOW
+    rank, offset = address >> RANK_SHIFT, address & RANK_MASK
+    own = rank == cta.rank or (rank == 0 and location.space == "shared")
+    inside = RESERVED_SHARED <= offset <= cta.shared.size - mbarrier.BYTES
+    return offset if own and inside and offset % mbarrier.BYTES == 0 else None
 
 
 def _refuse_remote(cta, m: Mask, remote: np.ndarray, what: str) -> None:
@@ -100,6 +122,10 @@ class Target(NamedTuple):
 
 
 def _targets(f: list, m: Mask, cta, location: Location) -> Iterator[Target]:
+    common = _common_offset(f, m, cta, location)
+    if common is not None:
+        yield Target(cta, common, np.arange(m.count))
+        return
     addresses = addresses_of(f, m, location.base, location.offset)
     active = np.arange(m.count)
     for piece in cta.locate(location.space, addresses, mbarrier.BYTES, m):
@@ -317,15 +343,13 @@ class MbarrierWait(Control):
 
     def run(self, cta, path) -> None:
         m = path.mask
-        offsets = local_offsets(cta.frame, m, cta, self.location, self.name)
-        wanted = cta.frame[self.wanted][m.index]
-        complete, unfinished = self._test(cta, m, offsets, wanted)
+        complete, unfinished = self._test(cta, m)
         cta.frame[self.result][m.index] = complete
         given_up, path.timed_out = path.timed_out, False
         if not unfinished or (self.blocking and given_up):
             cta.advance(path)
             return
-        if complete.any():
+        if complete is not False and complete.any():
             done = np.zeros(cta.lanes, bool)
             done[m.numbers[complete]] = True
             finished, path.mask = m.split_by(done)
@@ -348,12 +372,14 @@ class MbarrierWait(Control):
         cta.machine.counters.events["mbarrier waits"] += len(path.mask.warps)
         cta.block(path, reason, ready, retry=True, timed=True)
 
-    def _test(self, cta, m: Mask, offsets, wanted) -> tuple[np.ndarray, list[tuple[int, int]]]:
+    def _test(self, cta, m: Mask) -> tuple[np.ndarray | bool, list[tuple[int, int]]]:
         """Whether each active lane's phase is complete, and the (offset, parity or state) pairs that are not."""
-        if (offsets == offsets[0]).all() and (wanted == wanted[0]).all():
-            pair = (int(offsets[0]), int(wanted[0]))
-            done = self._is_complete(cta, *pair, m.numbers)
-            return np.full(m.count, done), [] if done else [pair]
+        offset, asked = _common_offset(cta.frame, m, cta, self.location), m.common(cta.frame[self.wanted])
+        if offset is not None and asked is not None:
+            done = self._is_complete(cta, offset, asked, m.numbers)
+            return done, [] if done else [(offset, asked)]
+        wanted = cta.frame[self.wanted][m.index]
+        offsets = local_offsets(cta.frame, m, cta, self.location, self.name)
         complete, unfinished = np.zeros(m.count, bool), []
         for pair in sorted(set(zip(offsets.tolist(), wanted.tolist()))):
             lanes = (offsets == pair[0]) & (wanted == wanted.dtype.type(pair[1]))

@@ -14,7 +14,7 @@ _VECTOR_ELEMENTS = {("b16", 2): "u8", ("b32", 2): "u16", ("b32", 4): "u8", ("b64
                     ("b128", 2): "u64", ("b128", 4): "u32"}  # fmt: skip
 
 
-@instruction("mov")
+@instruction("mov", lanewise=True)
 def decode_move(inst: Instruction, b: Binder) -> Decoded:
     mods = b.modifiers(inst)
     kind = mods.one_of(*_SCALARS, "b128")
@@ -55,15 +55,20 @@ def _element(kind: str, vector: Vector) -> str:
     return element
 
 
+def _flat(array: np.ndarray, kind: str) -> np.ndarray:
+    """A register's array with nothing but lanes along its last axis."""
+    return array.reshape(-1) if kind == "b128" else array
+
+
 def _pack(b: Binder, kind: str, target: Operand, vector: Vector) -> Run:
     element = _element(kind, vector)
     sources = [b.read(item, element) for item in vector.items]
     d, dtype, count = b.write(target, kind), dtype_of(element), len(sources)
 
     def run(f, m, cta) -> None:
-        parts = f[d].view(dtype).reshape(-1, count)
+        parts = _flat(f[d], kind).view(dtype)
         for place, source in enumerate(sources):
-            np.copyto(parts[:, place], f[source], where=m.where)
+            np.copyto(parts[..., place::count], f[source], where=m.where)
 
     return run
 
@@ -76,8 +81,8 @@ def _unpack(b: Binder, kind: str, vector: Vector, source: Operand) -> Run:
     x, dtype, count = b.read(source, kind), dtype_of(element), len(vector.items)
 
     def run(f, m, cta) -> None:
-        parts = f[x].view(dtype).reshape(-1, count)
+        parts = _flat(f[x], kind).view(dtype)
         for place, target in targets:
-            np.copyto(f[target], parts[:, place], where=m.where)
+            np.copyto(f[target], parts[..., place::count], where=m.where)
 
     return run

@@ -33,42 +33,54 @@ def decode_set_register_count(inst: Instruction, b: Binder) -> Decoded:
 
 
 class Request:
-    """One warpgroup at one setmaxnreg: `arrived` holds its lanes that are there, `granted` says that they may go on."""
+    """One warpgroup at its setmaxnreg: `arrived` holds its lanes that are there, `granted` says that they may go on.
+
+    `wanted[w]` is what warp w of the CTA asked for, or 0: "the same instruction" of the ISA is read as the same action,
+    because kernels whose warps have roles of their own begin each role with a count of its own.
+    """
 
     def __init__(self, control: SetRegisterCount, group: int, lanes: int) -> None:
         self.control = control
         self.group = group
         self.arrived = np.zeros(lanes, bool)
+        self.wanted = np.zeros(lanes // WARP, np.int64)
         self.granted = False
 
 
 class RegisterPool:
-    """The registers of a CTA that no warp owns. `counts[g]` is what a thread of warpgroup g has."""
+    """The registers of a CTA that no warp owns. `counts[w]` is what a thread of warp w has."""
 
     def __init__(self, cta) -> None:
         self.cta = cta
         self.entry = entry_count(cta.program.kernel.directives, cta.machine.launch.limits.registers_per_sm)
-        groups = -(-cta.lanes // WARPGROUP)
-        self.counts = [self.entry or 0] * groups
+        self.counts = np.full(cta.lanes // WARP, self.entry or 0, np.int64)
         self.free = 0
         self._requests: dict[int, Request] = {}
 
     def join(self, control: SetRegisterCount, group: int, lanes: np.ndarray) -> Request:
-        """Adds lanes of a warpgroup that reached `control`. Raises DivergenceFault when others stand at another one."""
+        """Adds lanes of a warpgroup that reached `control`.
+
+        Raises DivergenceFault where other warps of it ask for the other action, or other lanes of a warp for another
+        count; Fault for a change in the wrong direction.
+        """
         request = self._requests.setdefault(group, Request(control, group, self.cta.lanes))
-        if request.control is not control:
+        warps = np.unique(np.flatnonzero(lanes) // WARP)
+        wanted = request.wanted[warps]
+        if request.control.action != control.action or ((wanted != 0) & (wanted != control.count)).any():
             raise DivergenceFault(
                 f"warps of warpgroup {group} execute different instructions: {request.control} and {control}",
                 lanes=np.flatnonzero(lanes),
             )
+        self._check_direction(control, warps)
         request.arrived |= lanes
+        request.wanted[warps] = control.count
         return request
 
     def grant(self, request: Request) -> bool:
-        """Whether the warpgroup may go on. Raises Fault for a change in the wrong direction."""
+        """Whether the warpgroup may go on."""
         if not request.granted and self._complete(request) and self.missing(request) <= self.free:
             self.free -= self.missing(request)
-            self.counts[request.group] = request.control.count
+            np.copyto(self.counts, request.wanted, where=request.wanted != 0)
             request.granted = True
             del self._requests[request.group]
             self.cta.activity()
@@ -76,14 +88,8 @@ class RegisterPool:
 
     def missing(self, request: Request) -> int:
         """Registers the request takes from the pool; negative when it gives some back."""
-        change = request.control.count - self.counts[request.group]
-        if change * (1 if request.control.action == "inc" else -1) < 0:
-            raise Fault(
-                f"{request.control} in warpgroup {request.group}, whose threads have "
-                f"{self.counts[request.group]} registers: the wrong direction is undefined"
-            )
-        warps = len(self.cta.alive[self._window(request.group)]) // WARP
-        return change * warps * WARP
+        asking = request.wanted != 0
+        return int((request.wanted - self.counts)[asking].sum()) * WARP
 
     def describe(self, request: Request) -> str:
         """What a request waits for."""
@@ -94,13 +100,18 @@ class RegisterPool:
             f"the CTA's pool has {self.free}"
         )
 
-    def _complete(self, request: Request) -> bool:
-        window = self._window(request.group)
-        return not (self.cta.alive[window] & ~request.arrived[window]).any()
+    def _check_direction(self, control: SetRegisterCount, warps: np.ndarray) -> None:
+        change = (control.count - self.counts[warps]) * (1 if control.action == "inc" else -1)
+        if (change < 0).any():
+            warp = int(warps[change < 0][0])
+            raise Fault(
+                f"{control} in warp {warp}, whose threads have {self.counts[warp]} registers: "
+                "the wrong direction is undefined"
+            )
 
-    @staticmethod
-    def _window(group: int) -> slice:
-        return slice(group * WARPGROUP, (group + 1) * WARPGROUP)
+    def _complete(self, request: Request) -> bool:
+        window = slice(request.group * WARPGROUP, (request.group + 1) * WARPGROUP)
+        return not (self.cta.alive[window] & ~request.arrived[window]).any()
 
 
 def entry_count(directives: dict[str, tuple[int, ...]], registers_per_sm: int) -> int | None:

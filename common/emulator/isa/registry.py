@@ -73,16 +73,25 @@ def collective(run: Run, members: int | None = None) -> Collective:
 Decoded = Run | Control | Collective
 Decoder = Callable[[Instruction, "Binder"], Decoded]
 _DECODERS: dict[str, Decoder] = {}
+_LANEWISE: set[str] = set()
+_NOT_LANEWISE = frozenset(("cc", "b128"))  # the carry flag is shared, wide registers are no plain arrays
 
 
-def instruction(*opcodes: str) -> Callable[[Decoder], Decoder]:
-    """Registers a decoder for opcodes (the part before the first dot)."""
+def instruction(*opcodes: str, lanewise: bool = False) -> Callable[[Decoder], Decoder]:
+    """Registers a decoder for opcodes (the part before the first dot).
+
+    `lanewise` says what its closures promise: they write their first operand and read the others, every lane by
+    itself, through NumPy operations that work on arrays of any shape; of the mask they use `where` and `compute` alone,
+    of the CTA nothing; and they raise no fault. Such instructions can be executed together (`machine.fusion`).
+    """
 
     def register(decoder: Decoder) -> Decoder:
         for opcode in opcodes:
             if opcode in _DECODERS:
                 raise ValueError(f"{opcode} has two decoders: {_DECODERS[opcode].__module__} and {decoder.__module__}")
             _DECODERS[opcode] = decoder
+        if lanewise:
+            _LANEWISE.update(opcodes)
         return decoder
 
     return register
@@ -94,3 +103,8 @@ def decoder_of(inst: Instruction) -> Decoder:
         return _DECODERS[inst.opcode]
     except KeyError:
         raise UnsupportedInstruction(f"the emulator does not execute `{inst.opcode}`") from None
+
+
+def is_lanewise(inst: Instruction) -> bool:
+    """Whether the instruction's closure keeps the promise of `instruction(lanewise=True)`."""
+    return inst.opcode in _LANEWISE and _NOT_LANEWISE.isdisjoint(inst.modifiers)

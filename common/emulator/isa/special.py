@@ -1,7 +1,7 @@
 """Fences, hints, and what stops or delays a thread (PTX ISA 9.7.9.15 to .18, 9.7.13.4, .11, .13 and 9.7.19).
 
-The emulator's memory is sequentially consistent and its caches are invisible: fences and cache hints are checked for a
-form that exists and then change nothing.
+The emulator's memory is sequentially consistent and its caches are invisible, except for that of tensor maps: other
+fences and cache hints are checked for a form that exists and then change nothing.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from common.emulator.faults import ProgramTrap, UnsupportedInstruction
 from common.emulator.isa.binder import Binder
 from common.emulator.isa.load_store import addresses_of, bind_address
 from common.emulator.isa.registry import Control, Decoded, Run, instruction
+from common.emulator.isa.tensormap import acquire_map
 from common.emulator.machine.mask import WARP
 from common.emulator.machine.memory import POISON, refuse_write
 from common.emulator.ptx.module import Immediate, Instruction
@@ -64,7 +65,15 @@ def decode_fence(inst: Instruction, b: Binder) -> Decoded:
     _require_operands(inst, 2)
     _require_line(inst)
     space, base, offset = bind_address(b, inst.operands[0], "generic")
-    return _touch(space, base, offset, 1)
+    scope = inst.modifiers[-1]
+    check = _touch(space, base, offset, 1)
+
+    def acquire(f, m, cta) -> None:
+        check(f, m, cta)
+        for address in set(addresses_of(f, m, base, offset).tolist()):
+            acquire_map(cta, address, scope)
+
+    return acquire
 
 
 def _require_line(inst: Instruction) -> None:
@@ -146,11 +155,42 @@ def decode_create_policy(inst: Instruction, b: Binder) -> Decoded:
 
 @instruction("griddepcontrol")
 def decode_dependent_grids(inst: Instruction, b: Binder) -> Decoded:
-    """A launch has no prerequisite and no dependent grid here."""
     mods = b.modifiers(inst)
-    mods.one_of("launch_dependents", "wait")
+    what = mods.one_of("launch_dependents", "wait")
     mods.done()
-    return _nothing
+    return PrerequisiteWait() if what == "wait" else DependentsRelease()
+
+
+class DependentsRelease(Control):
+    """`griddepcontrol.launch_dependents`: the first thread of a CTA that executes it speaks for all of them.
+
+    Where another launch depends on this one, what comes after it is put off until that one has started, unless nothing
+    else can run (not under `early`): so the dependent launch misses what it does not wait for.
+    """
+
+    def run(self, cta, path) -> None:
+        machine = cta.machine
+        machine.release_dependents(cta)
+        if not machine.has_dependent or machine.schedule == "early":
+            cta.advance(path)
+            return
+        cta.block(
+            path,
+            reason=lambda: "for the other CTAs to let dependent launches start",
+            ready=lambda: machine.dependents_may_start,
+            timed=True,
+        )
+
+
+class PrerequisiteWait(Control):
+    """`griddepcontrol.wait`: until the launch before this one is complete, with all its memory operations."""
+
+    def run(self, cta, path) -> None:
+        before = cta.machine.prerequisite
+        if before is None or before.complete:
+            cta.advance(path)
+            return
+        cta.block(path, reason=lambda: "for the launch before this one to complete", ready=lambda: before.complete)
 
 
 # -- threads -------------------------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """tcgen05.commit and .fence (PTX ISA 9.7.16.11, .12).
 
-A commit is an operation that comes after every mma, cp and shift its thread has in flight, and then arrives on its
-mbarriers, one after another. The fences order what this machine orders already: they change nothing.
+A commit is an operation, one per mbarrier, that comes after every mma, cp and shift its thread has in flight and after
+the thread's earlier commits to that CTA, and then arrives. The fences order what this machine orders already: they
+change nothing.
 """
 
 from __future__ import annotations
@@ -48,9 +49,12 @@ def decode_commit(inst: Instruction, b: Binder) -> Decoded:
             barriers = [shared_span(cta, address, BARRIER_BYTES, BARRIER_BYTES, lane, own=False)]
         else:
             barriers = _barriers_of(cta, address, int(f[mask][lane]), lane)
-        after = pipeline(cta, group).issued_by((cta.rank, lane))
-        detail = "arrives on " + ", ".join(map(str, barriers))
-        issuer(cta, lane, "tcgen05.commit", [_arrival(barrier) for barrier in barriers], detail, after)
+        queue, thread = pipeline(cta, group), (cta.rank, lane)
+        tracked = queue.issued_by(thread)
+        for barrier in barriers:
+            after = tracked + queue.signals(thread, barrier.block)
+            operation = issuer(cta, lane, "tcgen05.commit", [_arrival(barrier)], f"arrives on {barrier}", after)
+            queue.add_signal(thread, barrier.block, operation)
 
     return per_lane(commit)
 

@@ -165,22 +165,19 @@ class _Issue:
         if plan is None:
             plan = self._plans[bits] = mma_plan(InstructionDescriptor.from_bits(bits, self._form), in_tmem)
         a_key = None if in_tmem else a >> _ADDRESS_BITS
-        key = (cta, lane, plan, d, a_key, b >> _ADDRESS_BITS, any(disabled) and tuple(disabled))
+        layouts = (a_key, b >> _ADDRESS_BITS)
+        key = (cta, lane, plan, d, layouts, any(disabled) and tuple(disabled))
         place_a = a + slots.a_offset & 0xFFFF_FFFF if in_tmem else (a & _ADDRESS_MASK) << 4
         step = _step(self._form, place_a, (b & _ADDRESS_MASK) << 4, others)
         keep = f[slots.enable].item(lane)
-        counters = cta.machine.counters
-        counters.events[plan.label] += 1
-        shape = plan.descriptor
-        counters.add_operations(self._inst, f"tensor {shape.form.kind}", 2 * shape.m * shape.n * shape.k)
-        counters.bytes["MMA shared read"] += plan.shared_bytes
+        cta.machine.counters.count_mma(self._inst, plan)
         if keep and not slots.shift and _join(key, step, cta):
             return
         use_cta_group(cta, self._form.group)
         matrix_a = None if in_tmem else SmemDescriptor.from_bits(a)
         matrix_b = SmemDescriptor.from_bits(b)
         blocks = _blocks(cta, self._form.group, lane)
-        mma = Mma(plan, blocks, d, matrix_a, matrix_b, keep, slots.shift, _disabled_lanes(disabled), key)
+        mma = Mma(plan, blocks, d, matrix_a, matrix_b, layouts, keep, slots.shift, _disabled_lanes(disabled), key)
         self._start(mma, step, cta, lane)
 
     def _start(self, mma: Mma, step: Step, cta: ThreadBlock, lane: int) -> None:
@@ -188,7 +185,7 @@ class _Issue:
         reads = mma.add(step)
         operation = issue_tcgen05(
             self._issuer, cta, lane, "mma", [mma.run], group=self._form.group, accumulator=mma.accumulator,
-            reads=reads, writes=mma.written(), detail=f"{mma.plan.label} to tensor memory {mma.d:#010x}",
+            reads=reads, writes=mma.written(), detail=mma,
         )  # fmt: skip
         operation.tags["mma"] = mma
 

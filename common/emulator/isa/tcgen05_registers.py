@@ -31,6 +31,7 @@ from common.emulator.machine.tensor_memory import (
     COLUMN_MASK,
     COLUMNS,
     LANE_SHIFT,
+    LANES,
     POISON_CELL,
     Span,
     TensorMemory,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
 COUNTS = tuple(f"x{1 << power}" for power in range(8))
 WINDOW = 32  # lanes that a warp can reach
+_UPPER_HALF = np.uint32(LANES << LANE_SHIFT)
 _LOW_HALF = np.uint32(0xFFFF)
 
 
@@ -129,16 +131,17 @@ class Transfer:
     def cells(self, f: list, m: Mask, memory: TensorMemory) -> Cells:
         """What the warps of the mask access. Raises TensorMemoryFault."""
         if self.address is None:
-            addresses = np.full(m.count, self.offset, np.uint32)
+            first = np.full(m.warps.size, self.offset, np.uint32)
         else:
-            addresses = f[self.address][m.index] + np.uint32(self.offset & 0xFFFF_FFFF)
-        rows = addresses.reshape(-1, WARP)
-        first = rows[:, 0]
-        if (rows != first[:, None]).any():
-            raise TensorMemoryFault(
-                f"the threads of a warp give different values for the address of {self.name}", lanes=m.numbers
-            )
-        cells = _cells(self, first.tobytes(), m.warps.tobytes())
+            addresses = f[self.address].reshape(-1, WARP)[m.warps]
+            first = addresses[:, 0] + np.uint32(self.offset & 0xFFFF_FFFF)
+            if (addresses != addresses[:, :1]).any():
+                raise TensorMemoryFault(
+                    f"the threads of a warp give different values for the address of {self.name}", lanes=m.numbers
+                )
+        if memory.is_upper_half:
+            first = first & ~_UPPER_HALF
+        cells = _cells(self, first.tobytes(), m.visitors.warps)
         if not all(memory.owned[start : start + cells.columns].all() for start in cells.starts):
             self._refuse(m, memory, cells)
         return cells
@@ -156,8 +159,10 @@ class Transfer:
 def _cells(transfer: Transfer, addresses: bytes, warps: bytes) -> Cells:
     shape = transfer.shape
     rectangles = [
-        _place(transfer, int(address), int(warp))
-        for address, warp in zip(np.frombuffer(addresses, np.uint32), np.frombuffer(warps, np.intp))
+        _place(transfer, address, warp)
+        for address, warp in zip(
+            np.frombuffer(addresses, np.uint32).tolist(), np.flatnonzero(np.frombuffer(warps, bool))
+        )
     ]
     half, lane, column = cell_map(shape, transfer.count)
     parts = 2 if transfer.halves else 1

@@ -397,10 +397,13 @@ class WarpBarrier(Control):
                 cta.release(other)
             return
 
+        exits = cta.exits
+
         def ready() -> bool:
-            if gathering.complete:  # the missing lanes have exited
-                barrier.gathering.pop((warp, named), None)
-            return gathering.complete
+            if exits == cta.exits or not gathering.complete:
+                return False
+            barrier.gathering.pop((warp, named), None)  # the missing lanes have exited
+            return True
 
         cta.block(path, lambda: f"at a warp barrier for the other lanes of membermask {named:#010x}", ready)
         path.wait = path.wait._replace(awaited=gathering.missing)

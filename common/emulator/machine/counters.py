@@ -25,6 +25,7 @@ from common.emulator.ptx.module import Instruction
 if TYPE_CHECKING:
     from common.emulator.machine.mask import Mask
     from common.emulator.machine.program import Program
+    from common.emulator.machine.tensor_core import MmaPlan
     from common.emulator.machine.thread_block import ThreadBlock
 
 _BATCH = 64  # accesses of an instruction that are measured together
@@ -182,6 +183,7 @@ class Counters:
         self.guarded_lanes: Counter[int] = Counter()  # by id of a guarded arithmetic instruction: lanes that executed
         self._tallies: dict[Pattern, tuple[Instruction, Tally]] = {}
         self._issued: dict[int, Counter[str]] = {}  # by id of an instruction: operations it had the tensor core do
+        self._mmas: Counter[tuple[int, MmaPlan]] = Counter()  # by id of an instruction and what it computes
         segments = len(program.segments)
         self._executed = np.zeros((segments, 1), np.int64)  # grows to the warps of a CTA with the first of them
         self._lanes = np.zeros(segments, np.int64)
@@ -191,13 +193,24 @@ class Counters:
 
     def add_block(self, block: ThreadBlock) -> None:
         """Called once per CTA, when it has finished."""
-        self._executed = self._executed + block.executed
-        self._lanes += block.executed_lanes
+        by_warp, lanes = block.executed()
+        self._executed = self._executed + by_warp
+        self._lanes += lanes
         self._waits += block.waits
 
-    def add_operations(self, inst: Instruction, unit: str, operations: int) -> None:
-        """For instructions that hand arithmetic to the tensor core, whose size is known only when they run."""
-        self._issued.setdefault(id(inst), Counter())[unit] += operations
+    def count_mma(self, inst: Instruction, plan: MmaPlan) -> None:
+        """A `tcgen05.mma`, whose size is known only when it runs."""
+        self._mmas[id(inst), plan] += 1
+
+    def settle(self) -> None:
+        """Called when the launch is complete: breaks down what has been counted in short."""
+        for (instruction, plan), times in self._mmas.items():
+            shape = plan.descriptor
+            operations = times * 2 * shape.m * shape.n * shape.k
+            self._issued.setdefault(instruction, Counter())[f"tensor {shape.form.kind}"] += operations
+            self.events[plan.label] += times
+            self.bytes["MMA shared read"] += times * plan.shared_bytes
+        self._mmas.clear()
 
     def tally(self, traffic: Traffic, pattern: Pattern) -> Tally:
         if pattern not in self._tallies:

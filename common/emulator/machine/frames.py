@@ -1,4 +1,7 @@
-"""Frames: the arrays behind a CTA's registers, constants and special registers, reused from CTA to CTA."""
+"""Frames: the arrays behind a CTA's registers, constants and special registers, reused from CTA to CTA.
+
+Instructions that work lane by lane see a frame through a `Window`: the lanes of their path and no others.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from common.emulator.isa.binder import FrameLayout, Slot, constant_array, dtype_of
-from common.emulator.machine.mask import WARP
+from common.emulator.machine.mask import WARP, LaneRange, Mask
 from common.emulator.machine.memory import POISON, RANK_SHIFT, RESERVED_SHARED
 
 if TYPE_CHECKING:
@@ -21,18 +24,22 @@ class Frame:
     def __init__(self, layout: FrameLayout, lanes: int, shared_constants: list[np.ndarray | None]) -> None:
         self._layout = layout
         self._neighbours: dict[tuple[int, ...], np.ndarray | None] = {}
-        self._rows: dict[int, tuple[int, int]] = {}
-        counts: dict[int, int] = {}
-        for register in layout.registers.values():
-            width = 0 if register.type == "pred" else register.bytes
-            self._rows[register.index] = (width, counts.setdefault(width, 0))
-            counts[width] += 1
-        self.banks = {width: _bank(width, count, lanes) for width, count in counts.items()}
+        self._windows: dict[LaneRange, Window] = {}
+        self.banks = {width: _bank(width, count, lanes) for width, count in layout.settle_rest().items()}
         self.arrays: list[np.ndarray] = [
             shared if shared is not None else self._array(slot, lanes)
             for slot, shared in zip(layout.slots, shared_constants)
         ]
         self.poison()
+
+    def window(self, mask: Mask) -> Window | None:
+        """The frame as the lanes of the mask see it; None where no view can show these lanes and no others."""
+        lanes = mask.range
+        if lanes is None:
+            return None
+        if lanes not in self._windows:
+            self._windows[lanes] = Window(self.arrays, lanes)
+        return self._windows[lanes]
 
     def neighbours(self, slots: tuple[int, ...]) -> np.ndarray | None:
         """The registers behind `slots` as one view (registers, L), where they lie side by side; else None."""
@@ -44,7 +51,7 @@ class Frame:
         behind = [self._layout.slots[slot] for slot in slots]
         if any(slot.source != "register" for slot in behind):
             return None
-        places = [self._rows[slot.key] for slot in behind]
+        places = [self._layout.rows[slot.key] for slot in behind]
         width, first = places[0]
         if places != [(width, first + distance) for distance in range(len(slots))]:
             return None
@@ -56,11 +63,43 @@ class Frame:
             bank.view(np.uint8)[...] = POISON if width else 0
 
     def _array(self, slot: Slot, lanes: int) -> np.ndarray:
+        layout = self._layout
         if slot.source == "register":
-            width, row = self._rows[slot.key]
+            width, row = layout.rows[slot.key]
             return _view(self.banks[width][row], width, slot.kind)
+        if slot.source == "bundle":
+            rows = layout.spacing([layout.registers[index] for index in slot.key])
+            width, _ = layout.rows[slot.key[0]]
+            return _view(self.banks[width][rows], width, slot.kind)
+        if slot.source == "bank":
+            return _view(self.banks[slot.key], slot.key, slot.kind)
         shape = (lanes, 2) if slot.kind == "b128" else lanes
         return np.zeros(shape, dtype_of(slot.kind))
+
+
+class Window(dict):
+    """The arrays of a frame by slot, cut down to some lanes: views, made when they are first asked for.
+
+    The last axis becomes the lanes of the range, or two axes, (warps, 32). `every`: the mask of all of them.
+    """
+
+    def __init__(self, arrays: list[np.ndarray], lanes: LaneRange) -> None:
+        super().__init__()
+        self._arrays, self._lanes = arrays, lanes
+        self.every = Mask(np.ones_like(self._cut(np.empty(arrays[0].shape[:1] if arrays else 0, bool))))
+
+    def __missing__(self, slot: int) -> np.ndarray:
+        view = self[slot] = self._cut(self._arrays[slot])
+        return view
+
+    def _cut(self, array: np.ndarray) -> np.ndarray:
+        lanes = self._lanes
+        if lanes.step == 1:
+            return array if array.shape[-1] == 1 else array[..., lanes.start : lanes.stop]
+        if array.shape[-1] == 1:
+            return array[..., None]
+        by_warp = array.reshape(*array.shape[:-1], -1, WARP)
+        return by_warp[..., lanes.start // WARP : lanes.stop // WARP : lanes.step, :]
 
 
 def _bank(width: int, count: int, lanes: int) -> np.ndarray:
@@ -72,12 +111,12 @@ def _bank(width: int, count: int, lanes: int) -> np.ndarray:
 
 
 def _view(row: np.ndarray, width: int, kind: str) -> np.ndarray:
-    """A register row as `kind`; a narrower kind sees the low part of each register."""
+    """Register rows as `kind`; a narrower kind sees the low part of each register."""
     if width == 0 or kind == "b128":
         return row
     dtype = dtype_of(kind)
-    flat = row.reshape(-1).view(dtype)
-    return flat if width == dtype.itemsize else flat[:: width // dtype.itemsize]
+    flat = (row.reshape(-1) if width == 16 else row).view(dtype)
+    return flat if width == dtype.itemsize else flat[..., :: width // dtype.itemsize]
 
 
 class FramePool:
@@ -114,6 +153,8 @@ class FramePool:
         """What is the same in every CTA is made once."""
         if slot.source == "constant":
             return constant_array(slot.key, slot.kind, self._lanes)
+        if slot.source == "constants":
+            return np.stack([constant_array(bits, slot.kind, 1) for bits in slot.key])
         if slot.source == "symbol" and not self._is_shared(slot):
             function, name, offset = slot.key
             return np.full(self._lanes, self._machine.address_of(function, name) + offset, np.uint64).astype(

@@ -3,10 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
 WARP = 32
+
+
+class LaneRange(NamedTuple):
+    """Lanes `start` to `stop`: all of them, or with `step` above 1 those of every `step`-th warp."""
+
+    start: int
+    stop: int
+    step: int
+
+
+class Visitors(NamedTuple):
+    """A mask as counters want it: bytes of the bool array (L / 32,) of its warps, and how many lanes it has."""
+
+    warps: bytes
+    lanes: int
 
 
 class Mask:
@@ -16,7 +32,7 @@ class Mask:
     it to a ufunc. `index` selects the lanes of an array: `slice(None)` or the lane numbers.
     """
 
-    __slots__ = ("lanes", "where", "count", "_index", "_warps", "_numbers", "_present")
+    __slots__ = ("lanes", "where", "count", "_index", "_warps", "_numbers", "_present", "_range", "_visitors")
 
     def __init__(self, lanes: np.ndarray, count: int | None = None) -> None:
         self.lanes = lanes
@@ -26,6 +42,41 @@ class Mask:
         self._warps: np.ndarray | None = None
         self._numbers: np.ndarray | None = None
         self._present: np.ndarray | None = None
+        self._visitors: Visitors | None = None
+        self._range: LaneRange | None | bool = False  # False: not asked for yet
+
+    @property
+    def whole(self) -> bool:
+        """Whether it has all 32 lanes of each of its warps."""
+        return self.count == WARP * self.warps.size
+
+    @property
+    def first(self) -> int:
+        """The lowest lane number."""
+        return int(self.numbers[0])
+
+    @property
+    def visitors(self) -> Visitors:
+        if self._visitors is None:
+            self._visitors = Visitors(self.present.tobytes(), self.count)
+        return self._visitors
+
+    @property
+    def range(self) -> LaneRange | None:
+        """The lanes as a range, or None where they are none."""
+        if self._range is False:
+            self._range = self._find_range()
+        return self._range
+
+    def _find_range(self) -> LaneRange | None:
+        first, last = int(self.numbers[0]), int(self.numbers[-1])
+        if last - first + 1 == self.count:
+            return LaneRange(first, last + 1, 1)
+        warps = self.warps
+        step = int(warps[1] - warps[0]) if warps.size > 1 else 0
+        if not self.whole or (np.diff(warps) != step).any():
+            return None
+        return LaneRange(first, last + 1, step)
 
     @property
     def index(self) -> slice | np.ndarray:
@@ -53,6 +104,11 @@ class Mask:
         if self._warps is None:
             self._warps = np.flatnonzero(self.present)
         return self._warps
+
+    def common(self, values: np.ndarray) -> int | float | bool | None:
+        """The value that all lanes of the set have in an array (L,), or None where they differ."""
+        first = values.item(self.first)
+        return first if self.count == 1 or (values[self.index] == first).all() else None
 
     def narrow(self, predicate: np.ndarray, negated: bool = False) -> Mask | None:
         """The lanes of the set whose predicate holds, or None when there are none."""

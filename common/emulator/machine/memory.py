@@ -5,7 +5,8 @@ shared windows of a cluster and the local window have ranges of their own:
 
     SHARED_WINDOW + (cluster CTA rank << 24) + offset        .shared, the low 32 bits are the shared::cluster address
     LOCAL_WINDOW + offset                                    .local, per thread
-    0x7000_0000_0000 ...                                     .global, .const and kernel parameters
+    PARAMETER_BASE ...                                       kernel parameters, which `mov.b32` can name
+    0x7000_0000_0000 ...                                     .global and .const
 
 Bit 24 of a shared address is the lowest bit of %cluster_ctarank, as on the hardware (CUTLASS `Sm100MmaPeerBitMask`).
 The first 1024 bytes of a CTA's shared window belong to the system (%reserved_smem_offset_*), so a null pointer faults.
@@ -23,6 +24,7 @@ from common.emulator.faults import InvalidAddress, LaunchError, Misaligned, OutO
 
 SHARED_WINDOW = 0x0100_0000_0000
 LOCAL_WINDOW = 0x0200_0000_0000
+PARAMETER_BASE = 0x4000_0000
 GLOBAL_BASE = 0x7000_0000_0000
 GUARD = 1 << 20
 FUNCTION_BASE = 0x100  # function number n has address FUNCTION_BASE + its entry segment
@@ -75,17 +77,25 @@ class GlobalMemory:
     def __init__(self) -> None:
         self._regions: list[Region] = []
         self._starts: list[int] = []
-        self._bases = np.empty(0, np.int64)
         self._next = GLOBAL_BASE
+        self._launches = 0  # whose parameters have an address
         self._last: Region | None = None
 
     def map(self, name: str, data: np.ndarray, *, read_only: bool = False, owner: Any = None) -> Region:
         """Gives `data` (flat uint8, used in place) an address with guard space on both sides."""
         region = Region(name, self._next, data, read_only=read_only, owner=owner)
         self._next += -(-(data.size + GUARD) // GUARD) * GUARD
-        self._regions.append(region)
-        self._starts.append(region.base)
-        self._bases = np.array(self._starts, np.int64)
+        return self._add(region, len(self._regions))
+
+    def map_parameters(self, data: np.ndarray) -> Region:
+        """Gives the parameters of one launch (flat uint8, used in place) an address."""
+        region = Region("kernel parameters", PARAMETER_BASE + self._launches * GUARD, data, read_only=True)
+        self._launches += 1
+        return self._add(region, self._launches - 1)
+
+    def _add(self, region: Region, place: int) -> Region:
+        self._regions.insert(place, region)
+        self._starts.insert(place, region.base)
         self._last = region
         return region
 
@@ -106,7 +116,7 @@ class GlobalMemory:
             offsets = addresses - region.base
             if int(offsets.view(np.uint64).max()) <= region.size - width:
                 return [Piece(region, offsets, slice(None))]
-        places = np.searchsorted(self._bases, addresses, side="right") - 1
+        places = np.searchsorted(np.array(self._starts), addresses, side="right") - 1
         pieces = []
         for place in np.unique(places):
             chosen = places == place

@@ -12,6 +12,7 @@ from common.emulator.faults import LaunchError, Place, PtxSyntaxError, Unsupport
 from common.emulator.isa import load_families
 from common.emulator.isa.binder import Binder, FrameLayout
 from common.emulator.isa.registry import Collective, Control, Run, decoder_of
+from common.emulator.machine.fusion import decode_groups, make_nodes, schedule, settle_registers
 from common.emulator.machine.operations import operations_of
 from common.emulator.machine.scoreboard import guard_loads
 from common.emulator.ptx.flow import convergence_order
@@ -32,12 +33,18 @@ class Diverged(Exception):
 
 @dataclass
 class Segment:
-    """Straight-line code. It ends with a control instruction, or falls into the segment `next`."""
+    """Straight-line code. It ends with a control instruction, or falls into the segment `next`.
+
+    `instructions` are those of the text, the control instruction last. `ops` is what runs, after `fuse` in another
+    order, with the instruction of each in `origins`. `fixed`: positions of ops that do more than their instruction.
+    """
 
     index: int
     function: str
     ops: list[Run] = field(default_factory=list)
     instructions: list[Instruction] = field(default_factory=list)
+    origins: list[Instruction] = field(default_factory=list)
+    fixed: set[int] = field(default_factory=set)
     control: Control | None = None
     next: int = -1
     order: int = 0
@@ -58,7 +65,7 @@ class Program:
     local_bytes: int
 
     def place(self, segment: Segment, position: int) -> Place:
-        inst = segment.instructions[min(position, len(segment.instructions) - 1)]
+        inst = segment.origins[position] if position < len(segment.origins) else segment.instructions[-1]
         return Place(inst.text, inst.line, inst.source)
 
 
@@ -72,6 +79,7 @@ class Compiler:
         self.function_entries: dict[str, int] = {}
         self.local_offsets: dict[tuple[str, str], int] = {}
         self.local_bytes = max((_results_size(f) for f in module.functions.values()), default=0)
+        self._binders: dict[str, Binder] = {}
         self._labels: dict[tuple[str, str], int] = {}
         self._wanted: list[str] = [name, *_function_pointers(module)]
         self._calls: dict[str, set[str]] = {}
@@ -88,6 +96,7 @@ class Compiler:
         successors = [self._successors(segment) for segment in self.segments]
         self._order(successors)
         guard_loads(self.segments, successors, self.function_entries)
+        self._fuse()
         self.local_bytes = -(-self.local_bytes // 16) * 16
         return Program(
             self.module, kernel, self.segments, self.function_entries[kernel.name], self.function_entries,
@@ -102,7 +111,7 @@ class Compiler:
     def _function(self, function: Function) -> None:
         self.current = function
         self._place_locals(function)
-        binder = Binder(self.layout, self.module, function, self._space_of, self.want)
+        binder = self._binders[function.name] = Binder(self.layout, self.module, function, self._space_of, self.want)
         starts = set(function.labels.values())
         labels_at: dict[int, list[str]] = {}
         for label, position in function.labels.items():
@@ -167,10 +176,20 @@ class Compiler:
         run = _checked(decoded) if isinstance(decoded, Collective) else decoded
         if binder.prelude:
             run = _sequence([*binder.prelude, run])
+            segment.fixed.add(len(segment.ops))
         if guard is not None:
             guarded = _predicated if operations_of(inst) is None else partial(_predicated_arithmetic, id(inst))
             run = guarded(run, guard, inst.guard_negated)
         segment.ops.append(run)
+
+    def _fuse(self) -> None:
+        """Has instructions that are alike run together (`machine.fusion`)."""
+        groups = [schedule(make_nodes(s.ops, s.instructions, s.fixed)) for s in self.segments]
+        for group in groups:
+            settle_registers(group, self.layout)
+        self.layout.settle_rest()
+        for segment, group in zip(self.segments, groups):
+            segment.ops, segment.origins = decode_groups(group, self._binders[segment.function])
 
     def _place_locals(self, function: Function) -> None:
         for variable in function.variables.values():
@@ -312,7 +331,7 @@ def _checked(decoded: Collective) -> Run:
 
     def checked(f, m, cta) -> None:
         named = None if members is None else f[members]
-        if (members is None and m.where is True) or cta.converged(m, named):
+        if cta.converged(m, named):
             run(f, m, cta)
         else:
             raise cta.divergence(m, named)

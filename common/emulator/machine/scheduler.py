@@ -162,7 +162,12 @@ def _priority(path: Path) -> tuple[int, int, int]:
 
 
 class Machine:
-    """One launch from start to end. `run()` returns when the grid has finished and nothing is in flight."""
+    """One launch from start to end. `run()` returns when the grid has finished and nothing is in flight.
+
+    With a `prerequisite`, a launch before this one, it is a programmatic dependent launch: it may start once every CTA
+    of that one has said so or exited. `late` starts it then, and lets it run before the other; `early` when the other
+    is complete.
+    """
 
     def __init__(self, program: Program, memory: GlobalMemory, launch: Launch, schedule: str, seed: int) -> None:
         generator = random.Random(seed)
@@ -188,6 +193,10 @@ class Machine:
         self.queue = ClusterQueue(launch)
         self.finished_blocks = 0
         self.progress: Callable[[int, int], None] | None = None
+        self.prerequisite: Machine | None = None
+        self.has_dependent = False
+        self.complete = False
+        self._releasing = 0  # CTAs that do not keep dependent launches from starting
         self.frames: FramePool
         self._expired_at = -1
         self._fruitless = 0
@@ -215,34 +224,67 @@ class Machine:
         return FUNCTION_BASE + self.program.function_entries[name]
 
     def run(self) -> None:
-        self.frames = FramePool(self)
+        """Runs this launch and those before it."""
+        launches = [self]
+        while launches[-1].prerequisite is not None:
+            launches.append(launches[-1].prerequisite)
+        for launch in launches:
+            launch.frames = FramePool(launch)
         with np.errstate(all="ignore"), one_blas_thread():
-            while self._step():
-                pass
+            while not self.complete:
+                self.step()
+        for launch in launches:
+            launch.counters.settle()
 
     # -- the loop --------------------------------------------------------------------------------------------------
 
-    def _step(self) -> bool:
-        """One decision. False when the launch is complete."""
+    def step(self) -> None:
+        """One decision; sets `complete` when there is nothing left to decide."""
+        if self._prerequisite_first() and self._advance_prerequisite():
+            return
         if self.schedule == "random" and self._random_choice():
-            return True
+            return
         ready = [block for cluster in self.clusters for block in cluster.blocks if block.runnable]
         if ready:
             self._run(self.policy.block(ready))
-            return True
-        if self._wake():
-            return True
-        if self._complete_one():
-            return True
-        if self._start_cluster():
-            return True
-        if not self.clusters:
-            if self.events.pending:
-                raise Deadlock(
-                    "\n".join(["the grid has finished, but operations in flight cannot complete:", *self._in_flight()])
-                )
+            return
+        if self._wake() or self._complete_one() or self._start_cluster() or self._advance_prerequisite():
+            return
+        if self.clusters:
+            self._expire_waits()
+        elif self.events.pending:
+            raise Deadlock(
+                "\n".join(["the grid has finished, but operations in flight cannot complete:", *self._in_flight()])
+            )
+        else:
+            self.complete = True
+
+    def _prerequisite_first(self) -> bool:
+        """Whether the schedule lets the launch before this one take a step now."""
+        if self.prerequisite is None or self.prerequisite.complete:
             return False
-        return self._expire_waits()
+        if self.schedule == "early" or not self.prerequisite.dependents_may_start:
+            return True
+        return self.schedule == "random" and self.random.random() < 0.5
+
+    def _advance_prerequisite(self) -> bool:
+        if self.prerequisite is None or self.prerequisite.complete:
+            return False
+        self.prerequisite.step()
+        self.activity += 1
+        return True
+
+    @property
+    def dependents_may_start(self) -> bool:
+        clusters = self.queue.total - self.queue.cancelled
+        return self._releasing == clusters * self.launch.cluster_size
+
+    def release_dependents(self, block: ThreadBlock) -> None:
+        """The CTA does not keep dependent launches from starting any more."""
+        if not block.releases_dependents:
+            block.releases_dependents = True
+            self._releasing += 1
+        self.activity += 1
 
     def _run(self, block: ThreadBlock) -> None:
         before, polls = len(self.clusters), self.polls
@@ -252,7 +294,8 @@ class Machine:
         if self.turn_over:
             self.turn_over = False
             # What a polling loop waits for may be the work of a CTA that has not started.
-            self._wake() or self._complete_one() or (self.polls != polls and self._start_cluster())
+            polled = self.polls != polls
+            self._wake() or self._complete_one() or (polled and self._start_cluster()) or self._advance_prerequisite()
 
     def _rotate(self, block: ThreadBlock) -> None:
         """After a full turn the next CTA is first in line."""
@@ -290,6 +333,7 @@ class Machine:
 
     def block_finished(self, block: ThreadBlock) -> None:
         """Called by a CTA whose last lane has exited."""
+        self.release_dependents(block)
         self.counters.add_block(block)
         self.frames.release(block.slot)
         self.finished_blocks += 1
@@ -300,7 +344,7 @@ class Machine:
             self.clusters.remove(block.cluster)
             self.queue.finish(block.cluster.first_sm)
 
-    def _expire_waits(self) -> bool:
+    def _expire_waits(self) -> None:
         """Nothing can run: waits that end by themselves do. If that changes nothing repeatedly, it is a deadlock."""
         if self._expired_at != self.activity:
             self._expired_at, self._fruitless, self.napping = self.activity, 0, False
@@ -310,7 +354,6 @@ class Machine:
         woken = [block.wake(expired=True) for cluster in self.clusters for block in cluster.blocks]
         if not any(woken):
             raise Deadlock(self._report())
-        return True
 
     # -- reports ---------------------------------------------------------------------------------------------------
 

@@ -81,27 +81,28 @@ def is_load(inst: Instruction) -> bool:
 def destinations(inst: Instruction) -> frozenset[int]:
     """The registers that a load writes: its vector, and for `ld.red` the result of the reduction."""
     first_address = next(place for place, operand in enumerate(inst.operands) if isinstance(operand, Address))
-    return frozenset(_registers(inst.operands[:first_address]))
+    return frozenset(registers_of(inst.operands[:first_address]))
 
 
 def touched(inst: Instruction) -> frozenset[int]:
     """The registers that an instruction reads or writes."""
     guard = () if inst.guard is None else (inst.guard,)
-    return frozenset(_registers((*inst.operands, *guard)))
+    return frozenset(registers_of((*inst.operands, *guard)))
 
 
-def _registers(operands: Iterable[Operand | None]) -> Iterable[int]:
+def registers_of(operands: Iterable[Operand | None]) -> Iterable[int]:
+    """The numbers of all registers in operands, those of addresses and vectors too."""
     for operand in operands:
         if isinstance(operand, Register):
             yield operand.index
         elif isinstance(operand, Not):
-            yield from _registers((operand.operand,))
+            yield from registers_of((operand.operand,))
         elif isinstance(operand, Pair):
-            yield from _registers((operand.first, operand.second))
+            yield from registers_of((operand.first, operand.second))
         elif isinstance(operand, Address):
-            yield from _registers((operand.base, *operand.items))
+            yield from registers_of((operand.base, *operand.items))
         elif isinstance(operand, Vector):
-            yield from _registers(operand.items)
+            yield from registers_of(operand.items)
 
 
 def guard_loads(segments: list[Segment], successors: list[list[int]], entries: dict[str, int]) -> None:
@@ -151,6 +152,7 @@ def _guard(segment: Segment, unwritten: frozenset[int]) -> None:
         met = unwritten & touched(inst)
         if met:
             segment.ops[place] = _stalling(op, met)
+            segment.fixed.add(place)
         unwritten = _after(inst, unwritten)
     if segment.control is not None:
         met = unwritten & touched(segment.instructions[-1])

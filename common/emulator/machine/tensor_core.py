@@ -51,6 +51,7 @@ class MmaPlan:
 
     descriptor: InstructionDescriptor
     a_in_tmem: bool
+    in_bounds: set[Hashable] = field(default_factory=set)  # places of A and B in shared memory that have been checked
 
     @cached_property
     def path(self) -> DataPath:
@@ -132,9 +133,9 @@ class Mma:
     """One or more instructions D = A B + D on the same accumulator.
 
     `blocks`: the CTA, or both of the pair, the even one first. `a`, `b`: the descriptors whose addresses the steps
-    replace (`a` is None with A in tensor memory). `keep`: whether the first step reads D. `shift`: D counts
-    2**-shift times. `disabled`: bool (CTAs, 128), lanes that are not written, or None. `key`: equal for instructions
-    that may be joined.
+    replace (`a` is None with A in tensor memory), and `layouts` the other bits of both. `keep`: whether the first step
+    reads D. `shift`: D counts 2**-shift times. `disabled`: bool (CTAs, 128), lanes that are not written, or None.
+    `key`: equal for instructions that may be joined.
     """
 
     plan: MmaPlan
@@ -142,6 +143,7 @@ class Mma:
     d: int
     a: SmemDescriptor | None
     b: SmemDescriptor
+    layouts: tuple[int | None, int]
     keep: bool
     shift: int
     disabled: np.ndarray | None
@@ -149,10 +151,13 @@ class Mma:
     steps: list[Step] = field(default_factory=list)
 
     @property
-    def accumulator(self) -> Hashable:
-        """Equal for "same accumulator and shape", which is what orders two instructions."""
+    def accumulator(self) -> tuple:
+        """Address of D, then shape: what orders two instructions."""
         descriptor = self.plan.descriptor
         return self.d, descriptor.m, descriptor.n, self.plan.path.name
+
+    def __str__(self) -> str:
+        return f"{self.plan.label} to tensor memory {self.d:#010x}"
 
     @property
     def takes_more(self) -> bool:
@@ -173,19 +178,29 @@ class Mma:
         Raises DescriptorFault, OutOfBounds, TensorMemoryFault for operands that it cannot have.
         """
         plan, form = self.plan, self.plan.descriptor.form
+        self._check_shared(step)
         reads: list[Span] = []
         for block in self.blocks:
-            check_shared(block, self.b, step.b, plan.b_shape, "B")
             if plan.a_in_tmem:
                 reads.append(self._row_span(block, step.a, A_COLUMNS, "A of tcgen05.mma"))
-            else:
-                check_shared(block, self.a, step.a, plan.a_shape, "A")
             if form.sparse:
                 reads.append(self._metadata_span(block, step.metadata))
             if form.scale_vector:
                 reads.extend(_factor_spans(block, step, plan))
         self.steps.append(step)
         return tuple(reads)
+
+    def _check_shared(self, step: Step) -> None:
+        """Raises OutOfBounds or DescriptorFault for a place in shared memory that A or B cannot have."""
+        plan = self.plan
+        place = (step.a, step.b, self.layouts, self.blocks[0].shared.size)
+        if place in plan.in_bounds:
+            return
+        for block in self.blocks:
+            check_shared(block, self.b, step.b, plan.b_shape, "B")
+            if not plan.a_in_tmem:
+                check_shared(block, self.a, step.a, plan.a_shape, "A")
+        plan.in_bounds.add(place)
 
     def written(self) -> tuple[Span, ...]:
         """The cells of D, lanes that are disabled left out. Raises TensorMemoryFault where they are not allocated."""

@@ -160,6 +160,14 @@ class TensorMemory:
         self.largest = COLUMNS  # what the next allocation may have: no more columns than the last one
         cta.at_exit.append(self.check_out)
 
+    @property
+    def is_upper_half(self) -> bool:
+        """Whether this is the odd CTA of a pair that works together: lanes 128 to 255 are its lanes 0 to 127.
+
+        Nowhere written; published two-CTA kernels that run on B200 add 128 lanes in the odd CTA.
+        """
+        return self.machine_wide.cta_group == 2 and self.cta.rank % 2 == 1
+
     def span(self, address: int, lanes: int, columns: int, what: str) -> Span:
         """The cells at a 32-bit address, after `check`."""
         self.check(address, lanes, columns, what)

@@ -4,14 +4,20 @@ One queue per CTA, or per CTA pair for .cta_group::2. An operation waits only fo
 
     mma -> mma (same accumulator and shape)     cp -> mma     shift -> mma     mma -> shift     shift -> cp.4x256b
 
-and for one pair that the ISA does not list but that every block-scaled kernel relies on: a cp is not performed before
-an earlier mma that reads the tensor memory it overwrites. `ld` and `st` are ordered with nothing but their `wait`.
+and for two that the ISA does not list but that shipped kernels rely on:
+
+- a cp or an mma is not performed before an earlier mma that reads the tensor memory it overwrites: every block-scaled
+  kernel copies the next scale factors, and attention kernels write the next scores over the probabilities;
+- the arrivals that one thread's commits make in one CTA come in the order of the commits: a CTA whose last wait is for
+  the last of them may exit.
+
+`ld` and `st` are ordered with nothing but their `wait`.
 Threads of a CTA share its queue: what they issue without synchronisation is ordered as it happened to be issued.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -32,7 +38,7 @@ class Entry:
     operation: Operation
     kind: str
     thread: tuple[int, int]
-    accumulator: Hashable
+    accumulator: tuple | None
     reads: tuple[Span, ...]
 
 
@@ -42,6 +48,7 @@ class TensorPipeline:
 
     cta: ThreadBlock
     _entries: list[Entry] = field(default_factory=list)
+    _signals: dict[tuple[tuple[int, int], ThreadBlock], Operation] = field(default_factory=dict)
 
     def pending(self) -> list[Entry]:
         """What is in flight, oldest first."""
@@ -53,7 +60,7 @@ class TensorPipeline:
         if not entry.operation.finished:
             self._entries.append(entry)
 
-    def before(self, kind: str, accumulator: Hashable, writes: Sequence[Span]) -> tuple[Operation, ...]:
+    def before(self, kind: str, accumulator: tuple | None, writes: Sequence[Span]) -> tuple[Operation, ...]:
         """The operations in flight that must complete before a new one of that kind."""
         return tuple(e.operation for e in self.pending() if _ordered(e, kind, accumulator, writes))
 
@@ -61,15 +68,27 @@ class TensorPipeline:
         """What `tcgen05.commit` of that thread tracks."""
         return tuple(entry.operation for entry in self.pending() if entry.thread == thread)
 
+    def signals(self, thread: tuple[int, int], receiver: ThreadBlock) -> tuple[Operation, ...]:
+        """The latest commit of that thread, in flight, that arrives in the shared memory of `receiver`."""
+        latest = self._signals.get((thread, receiver))
+        return () if latest is None or latest.finished else (latest,)
 
-def _ordered(earlier: Entry, kind: str, accumulator: Hashable, writes: Sequence[Span]) -> bool:
-    if kind == "mma":
-        return earlier.kind != "mma" or earlier.accumulator == accumulator
+    def add_signal(self, thread: tuple[int, int], receiver: ThreadBlock, operation: Operation) -> None:
+        self._signals[thread, receiver] = operation
+
+
+def _ordered(earlier: Entry, kind: str, accumulator: tuple | None, writes: Sequence[Span]) -> bool:
+    if kind == "mma" and (earlier.kind != "mma" or earlier.accumulator == accumulator):
+        return True
     if kind == "shift":
         return earlier.kind == "mma"
     if earlier.kind == "shift":
         return kind == "cp.4x256b"
-    return earlier.kind == "mma" and any(read.overlaps(write) for read in earlier.reads for write in writes)
+    return earlier.kind == "mma" and _reads_any(earlier, writes)
+
+
+def _reads_any(earlier: Entry, writes: Sequence[Span]) -> bool:
+    return any(read.overlaps(write) for read in earlier.reads for write in writes)
 
 
 def pipeline(cta: ThreadBlock, group: int) -> TensorPipeline:
@@ -86,14 +105,14 @@ def issue_tcgen05(
     steps: Sequence[Callable[[], None]],
     *,
     group: int,
-    accumulator: Hashable = None,
+    accumulator: tuple | None = None,
     reads: tuple[Span, ...] = (),
     writes: tuple[Span, ...] = (),
-    detail: str = "",
+    detail: object = "",
 ) -> Operation:
     """Puts an mma, cp (`cp.4x256b` is a kind of its own) or shift in flight; returns its operation.
 
-    `lane` is the issuing thread, `accumulator` a key for "same accumulator and shape" (mma only). `writes` are the
+    `lane` is the issuing thread, `accumulator` the address and the shape of D (mma only). `writes` are the
     cells it is going to change: until its last step begins, `tcgen05.ld` sees poison there. `reads` are its operands
     in tensor memory (A, scale factors, metadata); read those, and the accumulator, through `Span.read`. Steps run in
     order, at moments that the schedule picks.
@@ -116,7 +135,7 @@ def issue_writing(
     steps: Sequence[Callable[[], None]],
     writes: Sequence[Span],
     marks: str,
-    detail: str = "",
+    detail: object = "",
     *,
     after: tuple[Operation, ...] = (),
     lazy: bool = False,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 
 from common.emulator.faults import EmulatorError, InvalidAddress, Place
-from common.emulator.machine.mask import WARP, Mask
+from common.emulator.machine.mask import WARP, Mask, Visitors
 from common.emulator.machine.memory import (
     LOCAL_WINDOW,
     POISON,
@@ -116,6 +116,7 @@ class ThreadBlock:
         self.shared = Region("shared memory", RESERVED_SHARED, np.full(launch.shared_size, POISON, np.uint8))
         self.local = Region("local memory", 0, np.full(self.lanes * max(self.program.local_bytes, 1), POISON, np.uint8))
         self.alive = np.arange(self.lanes) < self.threads
+        self.releases_dependents = False  # has said that launches which depend on this one may start
         self.everyone = Mask(self.alive.copy())
         self._units: dict[Any, Any] = {}
         self.at_exit: list[Callable[[], None]] = []  # what the CTA's hardware checks when its last lane has exited
@@ -125,8 +126,8 @@ class ThreadBlock:
         self.blocked: list[Path] = []
         self._horizon = NO_HORIZON
         self._checked_at = -1
-        self.executed = np.zeros((len(self.program.segments), self.lanes // WARP), np.int64)
-        self.executed_lanes = [0] * len(self.program.segments)
+        self.exits = 0  # how often lanes have exited: `alive` changes with it
+        self._visits: dict[tuple[int, Visitors], int] = {}  # how often lanes ran a segment
         self.waits = [0] * len(self.program.segments)  # of warps, at the segment's control instruction
         for group, mask in machine.policy.groups(self.everyone):
             self.runnable.append(Path(self.program.segments[self.program.entry], mask, group))
@@ -244,6 +245,8 @@ class ThreadBlock:
 
     def converged(self, mask: Mask, members: np.ndarray | None) -> bool:
         """Whether `mask` has all live lanes that an instruction waits for: of its warps, or of its membermasks."""
+        if mask.whole:  # and a membermask names lanes of its own warp
+            return True
         missing = self.alive & ~mask.lanes
         if members is None:
             return not (missing.reshape(-1, WARP).any(axis=1) & mask.present).any()
@@ -273,6 +276,8 @@ class ThreadBlock:
         True: `path` holds the warps that are complete. The lanes of other warps are parked until the rest of their warp
         comes to the same instruction or exits; False when that leaves no warp.
         """
+        if path.mask.whole:
+            return True
         place = (path.group, path.segment.index, len(path.segment.ops), path.stack)
         for other in [p for p in self.blocked if p.wait.awaited is not None]:
             if (other.group, other.segment.index, other.index, other.stack) == place:
@@ -359,6 +364,7 @@ class ThreadBlock:
     def retire(self, path: Path) -> None:
         """The lanes of the path have exited."""
         self.alive &= ~path.mask.lanes
+        self.exits += 1
         self.runnable.remove(path)
         path.done = True
         self.activity()
@@ -424,8 +430,7 @@ class ThreadBlock:
         start = path.index
         ops = iter(segment.ops[start:] if start else segment.ops)
         if not start and not path.retrying:
-            self.executed[segment.index] += mask.present
-            self.executed_lanes[segment.index] += mask.count
+            self._visit(segment, mask, 1)
         try:
             for op in ops:
                 op(frame, mask, self)
@@ -440,6 +445,19 @@ class ThreadBlock:
             raise error.at(self._place(segment, position, error.lanes or mask.numbers)) from None
         self.machine.ticks += len(segment.instructions)
         return True
+
+    def _visit(self, segment: Segment, mask: Mask, times: int) -> None:
+        key = (segment.index, mask.visitors)
+        self._visits[key] = self._visits.get(key, 0) + times
+
+    def executed(self) -> tuple[np.ndarray, np.ndarray]:
+        """How often each segment was run, by warp (segments, L / 32) and in lanes (segments,)."""
+        by_warp = np.zeros((len(self.program.segments), self.lanes // WARP), np.int64)
+        lanes = np.zeros(len(self.program.segments), np.int64)
+        for (segment, visitors), times in self._visits.items():
+            by_warp[segment] += times * np.frombuffer(visitors.warps, bool)
+            lanes[segment] += times * visitors.lanes
+        return by_warp, lanes
 
     def _place(self, segment: Segment, position: int, lanes: np.ndarray | tuple) -> Place:
         place = self.program.place(segment, position)
@@ -513,8 +531,7 @@ class ThreadBlock:
     def _stall(self, path: Path, position: int, stalled: Stalled) -> None:
         """The path waits in front of an instruction whose registers are not there yet."""
         if position == 0:
-            self.executed[path.segment.index] -= path.mask.present  # the segment starts over
-            self.executed_lanes[path.segment.index] -= path.mask.count
+            self._visit(path.segment, path.mask, -1)  # the segment starts over
         path.index = position
         path.wait = Wait(lambda: stalled.reason, stalled.ready, retry=True)
         self.runnable.remove(path)

@@ -61,7 +61,7 @@ def mul_f32(a: Array, b: Array, rounding: str = "rn", ftz: bool = False, saturat
     """`mul{.rnd}{.ftz}{.sat}.f32` on float32 arrays."""
     if ftz and rounding == "rn":
         result = a * b
-        if not is_tiny(np.concatenate((a, b, result))):
+        if not (is_tiny(a) or is_tiny(b) or is_tiny(result)):
             return modifiers.saturate(result) if saturate else result
     if ftz:
         a, b = flush_subnormals(a), flush_subnormals(b)
@@ -75,7 +75,7 @@ def fma_f32(a: Array, b: Array, c: Array, rounding: str = "rn", ftz: bool = Fals
     """`fma.rnd{.ftz}{.sat}.f32` on float32 arrays: a * b + c rounded once."""
     if ftz and rounding == "rn":
         result = _nearest_sum_f32(np.multiply(a, b, dtype=np.float64), c)
-        if not is_tiny(np.concatenate((a, b, c, result))):
+        if not any(is_tiny(values) for values in (a, b, c, result)):
             return modifiers.saturate(result) if saturate else result
     if ftz:
         a, b, c = flush_subnormals(a), flush_subnormals(b), flush_subnormals(c)

@@ -20,6 +20,7 @@ def run_lanes(
     *,
     lanes: int = 0,
     schedule: str = "early",
+    seed: int = 0,
     directives: str = "",
     variables: str = "",
 ) -> dict[str, np.ndarray]:
@@ -38,7 +39,7 @@ def run_lanes(
     arguments = [_lane_values(kind, values, count) for kind, values in inputs.values()]
     results = [_unwritten(kind, count) for kind in outputs.values()]
     text = kernel_text(body, {name: kind for name, (kind, _) in inputs.items()}, outputs, directives, variables)
-    Emulator(schedule).launch(text, "lanes", grid=1, block=count, args=arguments + results)
+    Emulator(schedule, seed).launch(text, "lanes", grid=1, block=count, args=arguments + results)
     return {
         name: result.astype(bool) if kind == "pred" else result
         for (name, kind), result in zip(outputs.items(), results)

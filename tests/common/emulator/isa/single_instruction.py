@@ -8,7 +8,7 @@ import numpy as np
 
 from common.emulator.isa import load_families
 from common.emulator.isa.binder import Binder, FrameLayout, constant_array
-from common.emulator.isa.registry import Run, decoder_of
+from common.emulator.isa.registry import Run, decoder_of, is_lanewise
 from common.emulator.machine.frames import Frame
 from common.emulator.machine.mask import WARP, Mask
 from common.emulator.ptx.module import Instruction, Register, Vector
@@ -20,24 +20,46 @@ def execute(text: str, result: str, /, *, mask: np.ndarray | None = None, **sour
 
     `sources` maps register names (`a` is `%a`) to their declared type and an array (lanes,) of elements of that width,
     taken bit by bit. The result has the declared type. Lanes outside the mask keep the poison of a fresh register.
+    Lane-wise instructions are executed a second time, in windows of the even and of the odd warps: the result must be
+    the same.
     """
     kinds = {"d": result, **{name: kind for name, (kind, _) in sources.items()}}
-    run, layout, slots = _decode(text, kinds)
+    run, layout, slots, lanewise = _decode(text, kinds)
     count = len(next(iter(sources.values()))[1])
     lanes = -(-count // WARP) * WARP
-    frame = Frame(layout, lanes, _constants(layout, lanes)).arrays
-    for name, (_, values) in sources.items():
-        register = frame[slots[name]]
-        register[:count] = np.ascontiguousarray(values).view(register.dtype)
     active = np.zeros(lanes, np.bool_)
     active[:count] = True if mask is None else mask
+
+    def fresh() -> Frame:
+        frame = Frame(layout, lanes, _constants(layout, lanes))
+        for name, (_, values) in sources.items():
+            register = frame.arrays[slots[name]]
+            register[:count] = np.ascontiguousarray(values).view(register.dtype)
+        return frame
+
+    frame = fresh()
     with np.errstate(all="ignore"):
-        run(frame, Mask(active), None)
-    return frame[slots["d"]][:count].copy()
+        run(frame.arrays, Mask(active), None)
+    if mask is None and lanewise:
+        _check_windows(run, fresh(), frame.arrays[slots["d"]], slots["d"], count)
+    return frame.arrays[slots["d"]][:count].copy()
 
 
-def _decode(text: str, kinds: dict[str, str]) -> tuple[Run, FrameLayout, dict[str, int]]:
-    """The closure, its frame's layout, and the slots of whole registers by name without the percent sign."""
+def _check_windows(run: Run, frame: Frame, expected: np.ndarray, d: int, count: int) -> None:
+    warp = np.arange(expected.size) // WARP
+    for parity in (0, 1):
+        lanes = warp % 2 == parity
+        if lanes.any():
+            window = frame.window(Mask(lanes))
+            with np.errstate(all="ignore"):
+                run(window, window.every, None)
+    result = frame.arrays[d]
+    assert result[:count].tobytes() == expected[:count].tobytes(), "an instruction gives other results in a window"
+
+
+def _decode(text: str, kinds: dict[str, str]) -> tuple[Run, FrameLayout, dict[str, int], bool]:
+    """The closure, its frame's layout, the slots of whole registers by name without the percent sign, and whether the
+    instruction is lane-wise."""
     load_families()
     declarations = " ".join(f".reg .{kind} %{name};" for name, kind in kinds.items())
     module = parse(
@@ -49,7 +71,8 @@ def _decode(text: str, kinds: dict[str, str]) -> tuple[Run, FrameLayout, dict[st
     binder = Binder(layout, module, function, lambda symbol: "global", lambda name: None)
     run = decoder_of(inst)(inst, binder)
     registers = {register.name.lstrip("%"): register for register in _registers(inst)}
-    return run, layout, {name: binder.read(register, register.type) for name, register in registers.items()}
+    slots = {name: binder.read(register, register.type) for name, register in registers.items()}
+    return run, layout, slots, is_lanewise(inst)
 
 
 def _registers(inst: Instruction) -> list[Register]:

@@ -95,6 +95,18 @@ def test_generic_address_of_a_kernel_parameter(space: str) -> None:
     assert result["p"].all()
 
 
+def test_the_address_of_a_kernel_parameter_fits_32_bits() -> None:
+    body = """
+    .reg .b32 %at; .reg .b64 %wide, %g;
+    mov.b32 %at, p_d;
+    cvt.u64.u32 %wide, %at;
+    cvta.param.u64 %g, %wide;
+    ld.u64 %d, [%g];
+    ld.param.u64 %e, [p_d];"""
+    result = run_lanes(body, {"a": ("u32", 0)}, {"d": "u64", "e": "u64"})
+    assert (result["d"] == result["e"]).all()
+
+
 def test_conversion_under_a_predicate() -> None:
     go = np.arange(32) % 2 == 0
     body = "mov.b64 %d, 5; @%go cvta.shared.u64 %d, %d; mov.b64 %e, 5; @%go cvta.global.u64 %e, %a;"

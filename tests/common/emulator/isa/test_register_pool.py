@@ -96,16 +96,44 @@ def test_one_warp_alone_waits_for_its_warpgroup() -> None:
         run(body)
 
 
-def test_different_instructions_in_one_warpgroup() -> None:
-    body = """
+BRANCHES = """
   @%p1 bra OTHER;
   setmaxnreg.dec.sync.aligned.u32 24;
   bra JOIN;
 OTHER:
-  setmaxnreg.dec.sync.aligned.u32 24;
+  setmaxnreg.{other};
 JOIN:"""
-    with pytest.raises(DivergenceFault, match="different instructions"):
-        run(body, threads=128)
+
+
+@pytest.mark.parametrize("count", [24, 96])
+def test_warps_of_a_warpgroup_may_have_counts_of_their_own(count: int) -> None:
+    """Warp-specialised kernels do: each role begins with its setmaxnreg, in a branch of its own."""
+    for schedule in SCHEDULES:
+        text = BRANCHES.format(other=f"dec.sync.aligned.u32 {count}")
+        assert (run(text, threads=128, schedule=schedule) == 1).all()
+
+
+def test_the_pool_gets_what_each_warp_gives_back() -> None:
+    """From 128 registers per thread three warps give 104, the fourth 32: 344 in all, 86 more for each of four."""
+    body = """
+  @!%p0 bra CONSUMER;
+  @%p1 bra OTHER;
+  setmaxnreg.dec.sync.aligned.u32 24;
+  bra JOIN;
+OTHER:
+  setmaxnreg.dec.sync.aligned.u32 96;
+  bra JOIN;
+CONSUMER:
+  setmaxnreg.inc.sync.aligned.u32 {count};
+JOIN:"""
+    assert (run(body.format(count=208), threads=256, directives=".maxnreg 128") == 1).all()
+    with pytest.raises(Deadlock, match=r"for 11264 registers .* the CTA's pool has 11008"):
+        run(body.format(count=216), threads=256, directives=".maxnreg 128")
+
+
+def test_warps_of_a_warpgroup_may_not_go_in_different_directions() -> None:
+    with pytest.raises(DivergenceFault, match="different instructions: setmaxnreg.(inc|dec)"):
+        run(BRANCHES.format(other="inc.sync.aligned.u32 240"), threads=128)
 
 
 @pytest.mark.parametrize("text", ["setmaxnreg.inc.sync.aligned.u32 160", "setmaxnreg.dec.sync.aligned.u32 176"])

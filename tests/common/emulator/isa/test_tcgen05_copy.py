@@ -290,6 +290,20 @@ def test_commit_tracks_its_own_thread():
     assert seen == {True, False}
 
 
+def test_commits_of_one_thread_arrive_in_their_order():
+    """A CTA that waits for the second of two commits may exit: the first one's arrival is not still to come."""
+    body = f"    mov.u64 %desc, {descriptor(0, 0, 128)};\n    {cp('128x128b')}"
+    first = COMMIT.replace("[%bar]", "[%bar+8]")
+    text = copy_program(f"{body}\n    {first}\n    {COMMIT}", 2048).replace(".b64 bar;", ".b64 bar[2];")
+    text = text.replace(
+        "mbarrier.init.shared::cta.b64 [%bar], 1;",
+        "mbarrier.init.shared::cta.b64 [%bar], 1;\n  @%leader mbarrier.init.shared::cta.b64 [%bar+8], 1;",
+    )
+    for seed in range(12):
+        arguments = [np.zeros(512, np.uint32), np.zeros((128, 8), np.uint32)]
+        Emulator("random", seed).launch(text, "tensor", grid=1, block=128, args=arguments)
+
+
 def test_a_missing_commit_is_a_deadlock():
     body = f"    mov.u64 %desc, {descriptor(0, 0, 128)};\n    {cp('128x128b')}"
     with pytest.raises(Deadlock, match="1 of 1 arrivals missing"):

@@ -141,6 +141,28 @@ def test_lane_field_with_and_without_the_window(schedule):
     )
 
 
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_lanes_of_the_odd_cta_of_a_pair_may_count_from_128(schedule):
+    """What the odd CTA stores at lane 128 on is in its lanes 0 to 127."""
+    body = """
+    .reg .b32 %value, %rank, %at;
+    .reg .u64 %to;
+    mov.u32 %rank, %cluster_ctarank;
+    mad.lo.u32 %value, %rank, 1000, %tid;
+    shl.b32 %at, %rank, 23;
+    add.u32 %at, %at, %taddr;
+    tcgen05.st.sync.aligned.32x32b.x1.b32 [%at], {%value};
+    tcgen05.wait::st.sync.aligned;
+    tcgen05.ld.sync.aligned.32x32b.x1.b32 {%value}, [%taddr];
+    tcgen05.wait::ld.sync.aligned;
+    mad.lo.u32 %at, %rank, 128, %tid;
+    mad.wide.u32 %to, %at, 4, %out;
+    st.global.u32 [%to], %value;"""
+    out = np.zeros((2, 128), np.uint32)
+    launch(program(body, group=2), np.zeros(1, np.uint32), out, schedule, cluster=2)
+    np.testing.assert_array_equal(out, np.arange(128) + np.array([[0], [1000]]))
+
+
 def simple(load: str, columns: int = 64, lines: str = "") -> str:
     return program(f"    .reg .b32 %d<8>;\n{lines}\n    {load}\n    tcgen05.wait::ld.sync.aligned;", columns=columns)
 

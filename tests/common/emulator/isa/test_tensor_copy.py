@@ -500,18 +500,29 @@ def test_a_tensor_map_in_shared_memory_faults() -> None:
     ("instruction", "named"),
     [
         ("cp.async.bulk.tensor.3d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes"
-         " [%r], [%rd, {%r, %r, %r}], [%r], {%h};", "im2col"),
+         " [%r], [%rd, {%r, %r, %r}], [%r], {%h, %h};", "vector of 1"),
+        ("cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes"
+         " [%r], [%rd, {%r, %r, %r, %r}], [%r];", "im2col offsets is missing"),
+        ("cp.async.bulk.tensor.2d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes"
+         " [%r], [%rd, {%r, %r}], [%r], {%h};", "im2col needs .3d"),
+        ("cp.async.bulk.tensor.4d.shared::cluster.global.im2col::w.mbarrier::complete_tx::bytes"
+         " [%r], [%rd, {%r, %r, %r, %r}], [%r], {%h};", "vector of 2"),
+        ("cp.async.bulk.tensor.3d.global.shared::cta.im2col.bulk_group [%rd, {%r, %r, %r}], [%r];", "im2col"),
+        ("cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile::scatter4.bulk_group"
+         " [%rd, {%r, %r, %r, %r, %r}], [%r];", "scatter4"),
         ("cp.async.bulk.tensor.2d.shared::cta.global.tile::gather4.mbarrier::complete_tx::bytes"
-         " [%r], [%rd, {%r, %r, %r, %r, %r}], [%r];", "gather4"),
-        ("cp.async.bulk.tensor.2d.global.shared::cta.tile::scatter4.bulk_group [%rd, {%r, %r, %r, %r, %r}], [%r];",
-         "scatter4"),
+         " [%r], [%rd, {%r, %r}], [%r];", "vector of 5"),
+        ("cp.async.bulk.tensor.3d.shared::cta.global.tile::gather4.mbarrier::complete_tx::bytes"
+         " [%r], [%rd, {%r, %r, %r, %r, %r}], [%r];", "are .2d"),
+        ("cp.async.bulk.tensor.2d.global.shared::cta.tile::gather4.bulk_group [%rd, {%r, %r, %r, %r, %r}], [%r];",
+         "gather4"),
         ("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group.cta_group::1 [%rd, {%r, %r}], [%r];", "cta_group"),
-        ("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%rd, {%r}], [%r];", "2 coordinates"),
+        ("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%rd, {%r}], [%r];", "vector of 2"),
         ("cp.async.bulk.tensor.2d.shared::cta.global.mbarrier::complete_tx::bytes.multicast::cluster"
          " [%r], [%rd, {%r, %r}], [%r], %h;", "multicast"),
         ("cp.reduce.async.bulk.tensor.2d.global.shared::cta.mul.bulk_group [%rd, {%r, %r}], [%r];", "needs one of"),
     ],
 )  # fmt: skip
-def test_other_modes_are_refused_by_name(instruction: str, named: str) -> None:
+def test_forms_that_do_not_exist_are_refused_by_name(instruction: str, named: str) -> None:
     with pytest.raises(UnsupportedInstruction, match=named):
         run_lanes(f".reg .b16 %h; .reg .b32 %r; .reg .b64 %rd; {instruction}", {}, {"y": "u32"})

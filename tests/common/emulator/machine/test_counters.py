@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 from common.emulator import Emulator
+from common.emulator.hardware.instruction_descriptor import InstructionDescriptor, MmaForm
 from common.emulator.machine.events import SCHEDULES
 from common.emulator.machine.operations import operations_of
+from common.emulator.machine.tensor_core import mma_plan
 from common.emulator.ptx.module import Instruction
 
 HEADER = ".version 9.0\n.target sm_100a\n.address_size 64\n"
@@ -174,10 +176,13 @@ def test_operations_by_unit(text, expected):
 def test_operations_of_the_tensor_core_go_to_the_instruction_that_issued_them():
     counters = launch("add.u32 %r2, %r0, 1;")
     (inst,) = [inst for inst, _ in counters.by_instruction() if inst.text.startswith("add.u32")]
-    counters.add_operations(inst, "tensor f16", 1 << 20)
-    counters.add_operations(inst, "tensor f16", 1)
-    assert counters.flops == {"tensor f16": (1 << 20) + 1}
-    assert figures_of(counters, "add.u32").flops == (1 << 20) + 1
+    m128n64_f32 = 1 << 4 | 64 // 8 << 17 | 128 // 16 << 24
+    plan = mma_plan(InstructionDescriptor.from_bits(m128n64_f32, MmaForm("f16", 1, False, False, 0)), a_in_tmem=False)
+    for _ in range(3):
+        counters.count_mma(inst, plan)
+    counters.settle()
+    assert counters.flops == {"tensor f16": 3 * 2 * 128 * 64 * 16}
+    assert figures_of(counters, "add.u32").flops == 3 * 2 * 128 * 64 * 16
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
