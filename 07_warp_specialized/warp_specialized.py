@@ -4,10 +4,9 @@ D = A B^T. A is (m, k), B is (n, k), D is (m, n), as a linear layer has them: A 
 K-major: what is multiplied and summed up is contiguous. float16 or bfloat16 in, sums in float32, D rounded once to the
 type of A and B. Any m and n; k a multiple of 8, since the rows of a TMA tensor are multiples of 16 bytes.
 
-In stage 06 one thread loaded and multiplied, and then it had to help store the tile: the tensor core stood still until
-all sums were in registers. Here a warp loads, a warp multiplies, and a warpgroup stores. Each runs ahead of the next as
-far as there is room: the loader by the stages of SMEM, the multiplier by a second set of sums in TMEM, so that the
-epilogue of a tile takes place during the products of the next.
+In stage 06 one thread loaded and multiplied, and then it had to help store the tile, while the tensor core stood still.
+Here a warp loads, a warp multiplies, and a warpgroup stores. Each runs ahead of the next as far as there is room: the
+loader by the ring, the multiplier by a second set of sums, so that a tile is stored while the next is multiplied.
 
 `make stage-07` runs it, `make diff-07` shows what changed since stage 06. Run this script with `--help` for its flags.
 From elsewhere: `build(m, n, k, dtype)` returns the kernel.
@@ -66,14 +65,16 @@ def make_kernel(config: Config):
     BY_TMA = n * config.itemsize % CHUNK_BYTES == 0  # or else no tensor map can express the rows of D
 
     # Down the columns of a group, then the next group. With rows one after the other, CTAs that run together would
-    # share one row of A and read all of B.
+    # share one row of A and read all of B. The last group may have fewer rows: two divisors, both constants.
+    WHOLE, REST = TILES_M // GROUP * GROUP * TILES_N, max(TILES_M % GROUP, 1)
+
     def first_row(tile):
-        group = tile // (GROUP * TILES_N) * GROUP
-        return (group + tile % (GROUP * TILES_N) % T.min(TILES_M - group, GROUP)) * TILE_M
+        at = tile % (GROUP * TILES_N)
+        return (tile // (GROUP * TILES_N) * GROUP + T.if_then_else(tile < WHOLE, at % GROUP, at % REST)) * TILE_M
 
     def first_col(tile):
-        group = tile // (GROUP * TILES_N) * GROUP
-        return tile % (GROUP * TILES_N) // T.min(TILES_M - group, GROUP) * TILE_N
+        at = tile % (GROUP * TILES_N)
+        return T.if_then_else(tile < WHOLE, at // GROUP, at // REST) * TILE_N
 
     @T.prim_func
     def gemm(A: T.Buffer((m, k), dtype), B: T.Buffer((n, k), dtype), D: T.Buffer((m, n), dtype)):
@@ -118,8 +119,8 @@ def make_kernel(config: Config):
         )
 
         tile: T.int32 = cta
-        slot = PipelineState(STAGES)  # of the ring
-        acc = PipelineState(ACCUMULATORS)
+        slot = PipelineState(STAGES, 0)  # of the ring
+        acc = PipelineState(ACCUMULATORS, 0)
         fragment = T.alloc_tcgen05_ldst_frag("32x32b", (TMEM_LANES, CHUNK), "float32")
         rounded = T.alloc_cast_frag(fragment, dtype)
 
@@ -155,10 +156,9 @@ def make_kernel(config: Config):
             )
             empty.arrive(stage)
 
-        # Every role keeps its own place in the list of tiles.
         @T.inline
         def take_next():
-            tile = tile + CTAS
+            tile = tile + CTAS  # every role keeps its own place in the list
 
         @T.inline
         def round_chunk(sums_of, chunk):
@@ -214,31 +214,32 @@ def make_kernel(config: Config):
                     take_next()
         elif warp == MULTIPLIER:
             if T.cuda.elect_sync():
-                slot.init(0)
                 acc.init(1)  # and so are fresh sums
                 while tile < TILES:
-                    drained.wait(acc.stage, acc.phase)
+                    sums_of: T.let = acc.stage
+                    drained.wait(sums_of, acc.phase)
                     T.ptx.tcgen05.fence__after_thread_sync()
                     for block in T.serial(K_BLOCKS, unroll=False):
-                        multiply(slot.stage, slot.phase, acc.stage, block)
+                        multiply(slot.stage, slot.phase, sums_of, block)
                         slot.advance()
-                    finished.arrive(acc.stage)
+                    finished.arrive(sums_of)
                     acc.advance()
                     take_next()
         elif warp < EPILOGUE_WARPS:
-            acc.init(0)
             while tile < TILES:
+                sums_of: T.let = acc.stage
                 row: T.let = first_row(tile)
                 col: T.let = first_col(tile)
-                finished.wait(acc.stage, acc.phase)
+                finished.wait(sums_of, acc.phase)
                 T.ptx.tcgen05.fence__after_thread_sync()
                 for chunk in T.unroll(CHUNKS):
-                    round_chunk(acc.stage, chunk)
+                    round_chunk(sums_of, chunk)
                     store_chunk(row, col, chunk)
                 acc.advance()
                 take_next()
-            # SMEM belongs to the CTA, which must not end before the copy engine has read it.
-            T.ptx.cp.async_.bulk.wait_group.read(0)
+
+        # SMEM belongs to the CTA, which must not end before the copy engine has read it.
+        T.ptx.cp.async_.bulk.wait_group.read(0)
         T.cuda.warp_sync()  # with the lanes that were not elected
         # All sums have been read when all roles are here: the warp that allocated TMEM may give it back.
         T.ptx.tcgen05.fence__before_thread_sync()

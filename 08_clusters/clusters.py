@@ -54,7 +54,6 @@ def make_kernel(config: Config):
     TILE_M, TILE_N = map(int, config.tile.split("x"))  # of D: a row for each lane of TMEM, in two CTAs
     BLOCK_M, BLOCK_N = TILE_M // PAIR, TILE_N // PAIR  # rows of A, and of B, in a stage of SMEM
     CONSUMERS = BLOCK_M // TMEM_LANES  # of what is loaded: multipliers, each with sums and an epilogue of its own
-    DEPTH = ACCUMULATORS // CONSUMERS
     EPILOGUE_WARPS = 4 * CONSUMERS
     LOADER, SCHEDULER, MULTIPLIER = EPILOGUE_WARPS, EPILOGUE_WARPS + 1, EPILOGUE_WARPS + 2  # and perhaps a second
     WARPS = EPILOGUE_WARPS + 4
@@ -75,14 +74,16 @@ def make_kernel(config: Config):
     BY_TMA = n * config.itemsize % CHUNK_BYTES == 0  # or else no tensor map can express the rows of D
 
     # Down the columns of a group, then the next group. With rows one after the other, CTAs that run together would
-    # share one row of A and read all of B.
+    # share one row of A and read all of B. The last group may have fewer rows: two divisors, both constants.
+    WHOLE, REST = TILES_M // GROUP * GROUP * TILES_N, max(TILES_M % GROUP, 1)
+
     def first_row(tile):
-        group = tile // (GROUP * TILES_N) * GROUP
-        return (group + tile % (GROUP * TILES_N) % T.min(TILES_M - group, GROUP)) * TILE_M
+        at = tile % (GROUP * TILES_N)
+        return (tile // (GROUP * TILES_N) * GROUP + T.if_then_else(tile < WHOLE, at % GROUP, at % REST)) * TILE_M
 
     def first_col(tile):
-        group = tile // (GROUP * TILES_N) * GROUP
-        return tile % (GROUP * TILES_N) // T.min(TILES_M - group, GROUP) * TILE_N
+        at = tile % (GROUP * TILES_N)
+        return T.if_then_else(tile < WHOLE, at // GROUP, at // REST) * TILE_N
 
     @T.inline
     def gemm(A, B, bias, residual, D):
@@ -134,8 +135,8 @@ def make_kernel(config: Config):
 
         leader_full = full.remote_view(0)
         tile: T.int32 = cluster
-        slot = PipelineState(STAGES)  # of the ring
-        acc = PipelineState(DEPTH)
+        slot = PipelineState(STAGES, 0)  # of the ring
+        acc = PipelineState(ACCUMULATORS // CONSUMERS, 0)
         turn = PipelineState(RESPONSES, 0)
         next_cta: T.uint32
         fragment = T.alloc_tcgen05_ldst_frag("32x32b", (TMEM_LANES, CHUNK), "float32")
@@ -179,15 +180,6 @@ def make_kernel(config: Config):
             empty.arrive(stage, cta_group=PAIR, cta_mask=3)
 
         @T.inline
-        def ask():
-            taken.wait(turn.stage, turn.phase ^ 1)
-            # The response goes to both CTAs, and the barrier of each owes its bytes.
-            for peer in T.unroll(PAIR):
-                scheduled.arrive(turn.stage, CHUNK_BYTES, remote=peer)
-            T.ptx[CANCEL](responses.ptr_to([turn.stage, 0]), scheduled.ptr_to([turn.stage]))
-
-        # Every role keeps its own place in the list of tiles.
-        @T.inline
         def take_next():
             if CLC:
                 # When every cluster has started, the response reads as all ones: no tile.
@@ -197,7 +189,7 @@ def make_kernel(config: Config):
                 turn.advance()
                 tile = T.cast(next_cta // PAIR, "int32")
             else:
-                tile = tile + CLUSTERS
+                tile = tile + CLUSTERS  # every role keeps its own place in the list
 
         @T.inline
         def round_chunk(sums_of, row, col, chunk):
@@ -252,17 +244,23 @@ def make_kernel(config: Config):
                         request(slot.stage, slot.phase, row, col, block)
                         slot.advance()
                     take_next()
+                for _ in T.serial(STAGES, unroll=False):  # a CTA must not end while a commit is on its way to it
+                    empty.wait(slot.stage, slot.phase)
+                    slot.advance()
         elif (warp == SCHEDULER) & (rank == 0) & CLC:
             if T.cuda.elect_sync():
                 while tile < TILES:
-                    ask()
+                    taken.wait(turn.stage, turn.phase ^ 1)
+                    # The response goes to both CTAs, and the barrier of each owes its bytes.
+                    for peer in T.unroll(PAIR):
+                        scheduled.arrive(turn.stage, CHUNK_BYTES, remote=peer)
+                    T.ptx[CANCEL](responses.ptr_to([turn.stage, 0]), scheduled.ptr_to([turn.stage]))
                     take_next()
         elif (warp >= MULTIPLIER) & (warp < MULTIPLIER + CONSUMERS) & (rank == 0):
             if T.cuda.elect_sync():
-                slot.init(0)
                 acc.init(1)  # and so are fresh sums
                 while tile < TILES:
-                    sums_of: T.let = (warp - MULTIPLIER) * DEPTH + acc.stage
+                    sums_of: T.let = acc.stage * CONSUMERS + warp - MULTIPLIER
                     drained.wait(sums_of, acc.phase)
                     T.ptx.tcgen05.fence__after_thread_sync()
                     for block in T.serial(K_BLOCKS, unroll=False):
@@ -272,9 +270,8 @@ def make_kernel(config: Config):
                     acc.advance()
                     take_next()
         elif warp < EPILOGUE_WARPS:
-            acc.init(0)
             while tile < TILES:
-                sums_of: T.let = warp // 4 * DEPTH + acc.stage
+                sums_of: T.let = acc.stage * CONSUMERS + warp // 4
                 row: T.let = first_row(tile) + rank * BLOCK_M
                 col: T.let = first_col(tile)
                 finished.wait(sums_of, acc.phase)
@@ -284,8 +281,9 @@ def make_kernel(config: Config):
                     store_chunk(row, col, chunk)
                 acc.advance()
                 take_next()
-            # SMEM belongs to the CTA, which must not end before the copy engine has read it.
-            T.ptx.cp.async_.bulk.wait_group.read(0)
+
+        # SMEM belongs to the CTA, which must not end before the copy engine has read it.
+        T.ptx.cp.async_.bulk.wait_group.read(0)
         T.cuda.warp_sync()  # with the lanes that were not elected
         # All sums have been read when all roles are here: the warp that allocated TMEM may give it back.
         T.ptx.tcgen05.fence__before_thread_sync()

@@ -74,27 +74,37 @@ def with_operands(config: Config, gemm: Callable[..., None]) -> Any:
     """The TIRx function of `gemm`: (A, B, D), (A, B, bias, D) or (A, B, bias, residual, D), as the epilogue asks."""
     m, n, k, dtype = config.m, config.n, config.k, config.dtype
 
-    @T.prim_func
-    def product(A: T.Buffer((m, k), dtype), B: T.Buffer((n, k), dtype), D: T.Buffer((m, n), dtype)):
-        gemm(A, B, D, D, D)
+    # Only the one that is asked for is written down: each would have TIRx read all of `gemm`.
+    if _has(config, "residual"):
 
-    @T.prim_func
-    def product_bias(
-        A: T.Buffer((m, k), dtype), B: T.Buffer((n, k), dtype), bias: T.Buffer((n,), dtype), D: T.Buffer((m, n), dtype)
-    ):
-        gemm(A, B, bias, D, D)
+        @T.prim_func
+        def product(
+            A: T.Buffer((m, k), dtype),
+            B: T.Buffer((n, k), dtype),
+            bias: T.Buffer((n,), dtype),
+            residual: T.Buffer((m, n), dtype),
+            D: T.Buffer((m, n), dtype),
+        ):
+            gemm(A, B, bias, residual, D)
 
-    @T.prim_func
-    def product_bias_residual(
-        A: T.Buffer((m, k), dtype),
-        B: T.Buffer((n, k), dtype),
-        bias: T.Buffer((n,), dtype),
-        residual: T.Buffer((m, n), dtype),
-        D: T.Buffer((m, n), dtype),
-    ):
-        gemm(A, B, bias, residual, D)
+    elif _has(config, "bias"):
 
-    return product_bias_residual if _has(config, "residual") else product_bias if _has(config, "bias") else product
+        @T.prim_func
+        def product(
+            A: T.Buffer((m, k), dtype),
+            B: T.Buffer((n, k), dtype),
+            bias: T.Buffer((n,), dtype),
+            D: T.Buffer((m, n), dtype),
+        ):
+            gemm(A, B, bias, D, D)
+
+    else:
+
+        @T.prim_func
+        def product(A: T.Buffer((m, k), dtype), B: T.Buffer((n, k), dtype), D: T.Buffer((m, n), dtype)):
+            gemm(A, B, D, D, D)
+
+    return product
 
 
 def operands(config: Config, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
