@@ -278,6 +278,18 @@ def split(config: Config) -> Split:
     return Split(group, TILE // group, config.skv - config.sq, -(-config.skv // TILE))
 
 
+def tmem_columns(d: int) -> dict[str, list[range]]:
+    """Columns of S, P and O of each tile. The scores and outputs of two tiles of d = 128 are all of TMEM.
+
+    So P, two elements to a column, takes over half of the columns of its S; with d = 64 it has its own.
+    """
+    scores = [range(tile * TILE, tile * TILE + TILE) for tile in range(TILES)]
+    outputs = [range(TILES * TILE + tile * d, TILES * TILE + tile * d + d) for tile in range(TILES)]
+    free = outputs[-1].stop
+    starts = [columns.start for columns in scores] if free == TMEM_COLUMNS else [free, free + TILE // 2]
+    return {"S": scores, "P": [range(start, start + TILE // 2) for start in starts], "O": outputs}
+
+
 # -- steps qk and softmax ----------------------------------------------------------------------------------------------
 
 
@@ -443,10 +455,9 @@ def make_two_tiles(config: Config):
     TILE_BYTES = TILE * d * config.itemsize
     STAGES = min(MAX_STAGES, (CTA_SMEM_BYTES - BARRIER_BYTES) // TILE_BYTES - 2 * TILES)  # beside Q and O
 
-    # TMEM holds S and O of both tiles. With d = 128 that is all of it, and P takes over the columns of its S; with
-    # d = 64 it has its own. Two elements of P to a column.
-    P_COLUMN = 0 if d == 128 else 2 * TILES * (TILE + d)
-    P_STRIDE = 2 * TILE if d == 128 else TILE
+    COLUMNS = tmem_columns(d)
+    P_COLUMN = 2 * COLUMNS["P"][0].start  # in elements of P, two to a column
+    P_STRIDE = 2 * COLUMNS["P"][1].start - P_COLUMN
 
     SOFTMAX_WARPS = TILES * WARPGROUP
     OTHER_WARPGROUP = TILES + 1 if CORRECTION else TILES
