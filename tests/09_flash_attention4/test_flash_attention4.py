@@ -15,6 +15,7 @@ from tests.stages import load_stage
 STAGE = load_stage(9)
 TILE = 128
 BLOCK_OF_P = TILE * TILE * 2  # bytes
+VALUES = {"sq": 256, "skv": 512, "hq": 1, "hkv": 1}  # one CTA with two tiles of queries and four blocks of keys
 O_TILE = TILE * 128 * 4  # bytes in TMEM
 
 
@@ -57,7 +58,7 @@ SHAPES = [
     (2, 1, 1, 1, 1, 128, "full", "float16"),
     (1, 1, 129, 8, 2, 64, "causal", "bfloat16"),  # one query, as in decoding
     (1, 127, 128, 2, 2, 128, "causal", "float16"),
-    (2, 128, 127, 1, 1, 64, "full", "bfloat16"),
+    (3, 128, 127, 1, 1, 64, "full", "bfloat16"),
     (1, 129, 100, 2, 1, 128, "full", "float16"),
     (1, 257, 385, 1, 1, 128, "causal", "float16"),
 ]
@@ -94,6 +95,14 @@ def test_the_step_with_masks_verifies() -> None:
     verify_stage(STAGE, config_of(**values), kernel=build(**values))
 
 
+def test_tensors_of_other_lengths_are_refused() -> None:
+    kernel = build(**VALUES)
+    for length, other in (("skv", "keys"), ("sq", "queries")):
+        inputs, outputs = make_arguments(STAGE, config_of(**{**VALUES, length: 200}), seed=0)
+        with pytest.raises(RuntimeError, match=f"another number of {other}"):
+            kernel(*inputs, *outputs)
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -109,9 +118,8 @@ def test_what_does_not_fit_is_refused_with_the_rule(values: dict, message: str) 
         config_of(**values)
 
 
-# -- values: two tiles of queries, four blocks of keys -----------------------------------------------------------------
+# -- values ----------------------------------------------------------------------------------------------------------
 
-VALUES = {"sq": 256, "skv": 512, "hq": 1, "hkv": 1}
 every_schedule = pytest.mark.parametrize("schedule", SCHEDULES)
 
 
@@ -238,6 +246,8 @@ SHIPPED = [
     {"d": 128, "mask": "causal", "dtype": "float16"},
     {"d": 128, "mask": "causal", "dtype": "bfloat16", "skv": 500},
     {"d": 64, "mask": "causal", "dtype": "float16"},
+    {"step": "two-tiles", "skv": 256},
+    {"step": "correction", "skv": 256},
 ]
 
 
@@ -256,8 +266,8 @@ def test_no_role_spills(values: dict) -> None:
 def test_the_instructions_are_the_ones_meant() -> None:
     kernel = build(**SHIPPED[0])
     ops = opcodes(kernel.sass())
-    for meant in ("UTCHMMA", "LDTM.x32", "STTM.x16", "UTMALDG.4D", "UTMASTG.4D", "FMNMX3", "FFMA2.FTZ", "FADD2.FTZ.RM"):
-        assert meant in ops, meant
+    expected = "UTCHMMA LDTM.x32 STTM.x16 UTMALDG.4D UTMASTG.4D FMNMX3 FFMA2.FTZ FADD2.FTZ.RM".split()
+    assert set(expected) <= set(ops)
     # P is the first operand of its product from TMEM, and no copy in SMEM.
     assert re.search(r"UTCHMMA tmem\[", kernel.sass())
 
