@@ -37,6 +37,7 @@ LANES = 32  # of a warp
 WARPGROUP = 4  # warps, each of which reaches a quarter of TMEM's 128 lanes
 TILE = 128  # queries of a tile, and keys of a block: a row of the tensor core's result for each thread of a warpgroup
 TILES = 2  # of queries in flight: one is multiplied while the other is in the softmax
+ATOM = 64  # elements of a row that a 128-byte swizzle keeps together: the widest box
 CHUNK = 32  # columns of TMEM that one instruction moves to or from a thread's registers
 TMEM_COLUMNS = 512  # all there are
 CTA_SMEM_BYTES = 227 * 1024  # the most that one CTA can have
@@ -278,6 +279,18 @@ def split(config: Config) -> Split:
     return Split(group, TILE // group, config.skv - config.sq, -(-config.skv // TILE))
 
 
+def tmem_columns(d: int) -> dict[str, list[range]]:
+    """Columns of S, P and O of each tile. The scores and outputs of two tiles of d = 128 are all of TMEM.
+
+    So P, two elements to a column, takes over half of the columns of its S; with d = 64 it has its own.
+    """
+    scores = [range(tile * TILE, tile * TILE + TILE) for tile in range(TILES)]
+    outputs = [range(TILES * TILE + tile * d, TILES * TILE + tile * d + d) for tile in range(TILES)]
+    free = outputs[-1].stop
+    starts = [columns.start for columns in scores] if free == TMEM_COLUMNS else [free, free + TILE // 2]
+    return {"S": scores, "P": [range(start, start + TILE // 2) for start in starts], "O": outputs}
+
+
 # -- steps qk and softmax ----------------------------------------------------------------------------------------------
 
 
@@ -288,18 +301,22 @@ def make_one_tile(config: Config):
     GROUP, POSITIONS, BLOCKS = shape.group, shape.positions, shape.blocks
     ONLY_SCORES = config.step == "qk"
     TILE_BYTES = TILE * d * config.itemsize
-    O_SHAPE, O_TYPE = ((hq, sq, skv), "float32") if ONLY_SCORES else ((sq, hq, d), dtype)
 
     @T.prim_func
     def attention(q: T.handle, k: T.handle, v: T.handle, scale: T.float32, o: T.handle, lse: T.handle):
-        # Lengths stay open. TIRx drops dimensions of one element, and with them strides that a tensor map needs.
+        # Lengths stay open. TIRx would drop a dimension of one element, and with it a stride that a tensor map needs.
         queries = T.int32()
         keys = T.int32()
         Q = T.match_buffer(q, (batches, queries, hq, d), dtype)
         K = T.match_buffer(k, (batches, keys, hkv, d), dtype)
         V = T.match_buffer(v, (batches, keys, hkv, d), dtype)
-        O = T.match_buffer(o, (batches, *O_SHAPE), O_TYPE)  # noqa: E741
+        if ONLY_SCORES:
+            O = T.match_buffer(o, (batches, hq, queries, keys), "float32")  # noqa: E741
+        else:
+            O = T.match_buffer(o, (batches, queries, hq, d), dtype)  # noqa: E741
         LSE = T.match_buffer(lse, (batches, hq, queries), "float32")
+        assert queries == sq, "Q, O and LSE have another number of queries than the kernel was built for"
+        assert keys == skv, "K and V have another number of keys than the kernel was built for"
 
         T.device_entry()
         tile, head, batch = T.cta_id([-(-sq // POSITIONS), hkv, batches])
@@ -342,12 +359,13 @@ def make_one_tile(config: Config):
 
         @T.inline
         def load(tile, X, position, positions, head, heads):
-            Tx.copy_async(
-                tile[:, :],
-                X[batch, position : position + positions, head : head + heads, :],
-                dispatch="tma_auto",
-                mbar=loaded.ptr_to([0]),
-            )
+            for atom in T.unroll(d // ATOM):
+                Tx.copy_async(
+                    tile[:, atom * ATOM : atom * ATOM + ATOM],
+                    X[batch, position : position + positions, head : head + heads, atom * ATOM : atom * ATOM + ATOM],
+                    dispatch="tma_explicit",
+                    mbar=loaded.ptr_to([0]),
+                )
 
         @T.inline
         def wait_for_product():
@@ -407,11 +425,17 @@ def make_one_tile(config: Config):
             T.ptx.tcgen05.fence__before_thread_sync()
             T.cuda.cta_sync()
             if row == 0:
-                Tx.copy_async(
-                    O[batch, first : first + POSITIONS, head * GROUP : head * GROUP + GROUP, :],
-                    Os[0, :, :],
-                    dispatch="tma_auto",
-                )
+                for atom in T.unroll(d // ATOM):
+                    Tx.copy_async(
+                        O[
+                            batch,
+                            first : first + POSITIONS,
+                            head * GROUP : head * GROUP + GROUP,
+                            atom * ATOM : atom * ATOM + ATOM,
+                        ],
+                        Os[0, :, atom * ATOM : atom * ATOM + ATOM],
+                        dispatch="tma_explicit",
+                    )
                 T.ptx.cp.async_.bulk.commit_group()
                 T.ptx.cp.async_.bulk.wait_group.read(0)
         T.cuda.cta_sync()
@@ -443,10 +467,9 @@ def make_two_tiles(config: Config):
     TILE_BYTES = TILE * d * config.itemsize
     STAGES = min(MAX_STAGES, (CTA_SMEM_BYTES - BARRIER_BYTES) // TILE_BYTES - 2 * TILES)  # beside Q and O
 
-    # TMEM holds S and O of both tiles. With d = 128 that is all of it, and P takes over the columns of its S; with
-    # d = 64 it has its own. Two elements of P to a column.
-    P_COLUMN = 0 if d == 128 else 2 * TILES * (TILE + d)
-    P_STRIDE = 2 * TILE if d == 128 else TILE
+    COLUMNS = tmem_columns(d)
+    P_COLUMN = 2 * COLUMNS["P"][0].start  # in elements of P, two to a column
+    P_STRIDE = 2 * COLUMNS["P"][1].start - P_COLUMN
 
     SOFTMAX_WARPS = TILES * WARPGROUP
     OTHER_WARPGROUP = TILES + 1 if CORRECTION else TILES
@@ -456,7 +479,7 @@ def make_two_tiles(config: Config):
 
     @T.prim_func
     def attention(q: T.handle, k: T.handle, v: T.handle, scale: T.float32, o: T.handle, lse: T.handle):
-        # Lengths stay open. TIRx drops dimensions of one element, and with them strides that a tensor map needs.
+        # Lengths stay open. TIRx would drop a dimension of one element, and with it a stride that a tensor map needs.
         queries = T.int32()
         keys = T.int32()
         Q = T.match_buffer(q, (batches, queries, hq, d), dtype)
@@ -464,6 +487,8 @@ def make_two_tiles(config: Config):
         V = T.match_buffer(v, (batches, keys, hkv, d), dtype)
         O = T.match_buffer(o, (batches, queries, hq, d), dtype)  # noqa: E741
         LSE = T.match_buffer(lse, (batches, hq, queries), "float32")
+        assert queries == sq, "Q, O and LSE have another number of queries than the kernel was built for"
+        assert keys == skv, "K and V have another number of keys than the kernel was built for"
 
         T.device_entry()
         T.attr({"tirx.launch_bounds_min_blocks_per_sm": 1})  # or ptxas ignores setmaxnreg
@@ -570,24 +595,31 @@ def make_two_tiles(config: Config):
             q_full.arrive(tile, TILE_BYTES)
             position: T.let = first + tile * POSITIONS
             # A box of positions x heads lands as rows, one head after the other. Positions past sq arrive as zeros.
-            Tx.copy_async(
-                Qs[tile, :, :],
-                Q[batch, position : position + POSITIONS, head * GROUP : head * GROUP + GROUP, :],
-                dispatch="tma_auto",
-                mbar=q_full.ptr_to([tile]),
-            )
+            for atom in T.unroll(d // ATOM):
+                Tx.copy_async(
+                    Qs[tile, :, atom * ATOM : atom * ATOM + ATOM],
+                    Q[
+                        batch,
+                        position : position + POSITIONS,
+                        head * GROUP : head * GROUP + GROUP,
+                        atom * ATOM : atom * ATOM + ATOM,
+                    ],
+                    dispatch="tma_explicit",
+                    mbar=q_full.ptr_to([tile]),
+                )
 
         @T.inline
         def request(X, block):
             kv_empty.wait(slot.stage, slot.phase)
             kv_full.arrive(slot.stage, TILE_BYTES)
             # Keys past skv arrive as zeros. Their scores are masked; and 0 times a zero of V is 0, which NaN is not.
-            Tx.copy_async(
-                ring[slot.stage, :, :],
-                X[batch, block * TILE : block * TILE + TILE, head, :],
-                dispatch="tma_auto",
-                mbar=kv_full.ptr_to([slot.stage]),
-            )
+            for atom in T.unroll(d // ATOM):
+                Tx.copy_async(
+                    ring[slot.stage, :, atom * ATOM : atom * ATOM + ATOM],
+                    X[batch, block * TILE : block * TILE + TILE, head, atom * ATOM : atom * ATOM + ATOM],
+                    dispatch="tma_explicit",
+                    mbar=kv_full.ptr_to([slot.stage]),
+                )
             slot.advance()
 
         # -- MMA: one thread keeps the tensor core busy --
@@ -781,11 +813,17 @@ def make_two_tiles(config: Config):
             out_full.wait(tile, turn & 1)
             position: T.let = first + tile * POSITIONS
             # Positions past sq are dropped.
-            Tx.copy_async(
-                O[batch, position : position + POSITIONS, head * GROUP : head * GROUP + GROUP, :],
-                Os[tile, :, :],
-                dispatch="tma_auto",
-            )
+            for atom in T.unroll(d // ATOM):
+                Tx.copy_async(
+                    O[
+                        batch,
+                        position : position + POSITIONS,
+                        head * GROUP : head * GROUP + GROUP,
+                        atom * ATOM : atom * ATOM + ATOM,
+                    ],
+                    Os[tile, :, atom * ATOM : atom * ATOM + ATOM],
+                    dispatch="tma_explicit",
+                )
             T.ptx.cp.async_.bulk.commit_group()
             # .read: the copy engine has read the tile. That is all its next user needs; the writes may still fly.
             T.ptx.cp.async_.bulk.wait_group.read(0)

@@ -40,10 +40,10 @@ def first_stage(layout):
     return cute.slice_(layout, (None, None, None, 0))
 
 
-def split(atom, shared, tiles, rank=0, ranks=1):
+def split(atom, shared, tiles):
     """Both sides of a TMA load, the tile as one mode: shared (tile, stage), global (tile, ...)."""
     return cpasync.tma_partition(
-        atom, rank, cute.make_layout(ranks), cute.group_modes(shared, 0, 3), cute.group_modes(tiles, 0, 3)
+        atom, 0, cute.make_layout(1), cute.group_modes(shared, 0, 3), cute.group_modes(tiles, 0, 3)
     )
 
 
@@ -683,10 +683,10 @@ def main() -> None:
         before = set(DUMPS.glob("*.ptx"))
         KERNELS[name]()
         (path,) = set(DUMPS.glob("*.ptx")) - before
-        text = path.read_text().rstrip("\0")
-        text = re.sub(r"\n\t*\.section\s.*", "\n", text, flags=re.DOTALL)
-        (HERE / f"cute_{name}.ptx").write_text(text.rstrip() + "\n")
-        print(name, len(text), re.findall(r"\.entry (\w+)", text), re.findall(r"\.param .*", text))
+        text = re.sub(r"\n\t*\.section\s.*", "", path.read_text().rstrip("\0"), flags=re.DOTALL)
+        target = HERE / f"cute_{name}.ptx"
+        target.write_text(text.rstrip() + "\n")
+        print(target)
 
 
 if __name__ == "__main__":

@@ -365,12 +365,16 @@ class MbarrierWait(Control):
             return
         live = cta.unit(mbarrier.Mbarriers).live
         phases = [(offset, live[offset], live[offset].phase) for offset, _ in unfinished]
+        first, barrier, seen = phases[0]
 
         def ready() -> bool:
+            return barrier.phase != seen or live.get(first) is not barrier
+
+        def any_ready() -> bool:
             return any(live.get(offset) is not barrier or barrier.phase != seen for offset, barrier, seen in phases)
 
         cta.machine.counters.events["mbarrier waits"] += len(path.mask.warps)
-        cta.block(path, reason, ready, retry=True, timed=True)
+        cta.block(path, reason, ready if len(phases) == 1 else any_ready, retry=True, timed=True)
 
     def _test(self, cta, m: Mask) -> tuple[np.ndarray | bool, list[tuple[int, int]]]:
         """Whether each active lane's phase is complete, and the (offset, parity or state) pairs that are not."""

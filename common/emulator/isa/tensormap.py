@@ -16,6 +16,7 @@ from common.emulator.faults import DescriptorFault, InvalidAddress, OutOfBounds,
 from common.emulator.hardware.tensor_map import (
     BLANK,
     DESCRIPTOR_BYTES,
+    ENCODED_BYTES,
     TensorMapAccessError,
     TensorMapDescriptor,
     TensorMapError,
@@ -140,7 +141,7 @@ def _decode_replace(inst: Instruction, b: Binder) -> Decoded:
                 memory = piece.region.data[start : start + DESCRIPTOR_BYTES]
                 with FAULTS:
                     changed = replace_field(_found(memory), field, number, ordinal).to_bytes()
-                memory[...] = np.frombuffer(changed, np.uint8)
+                memory[:ENCODED_BYTES] = np.frombuffer(changed, np.uint8)[:ENCODED_BYTES]
         cta.activity()
 
     return replace
@@ -148,7 +149,7 @@ def _decode_replace(inst: Instruction, b: Binder) -> Decoded:
 
 def _found(memory: np.ndarray) -> TensorMapDescriptor:
     """What is to be changed: a tensor map, or zeros, on which kernels build one."""
-    return TensorMapDescriptor.from_bytes(memory.tobytes()) if memory.any() else BLANK
+    return TensorMapDescriptor.from_bytes(memory.tobytes()) if memory[:ENCODED_BYTES].any() else BLANK
 
 
 def _pieces(cta: ThreadBlock, space: str, addresses: np.ndarray, m: Mask) -> list[Piece]:

@@ -4,12 +4,14 @@ Shared memory has 32 banks of 4 bytes; in one wavefront each bank serves one wor
 Programming Guide, "Shared Memory"). A wavefront carries 128 bytes, so a warp's access of 8 bytes per lane takes two
 phases of 16 lanes, one of 16 bytes four phases of 8 lanes, and lanes of different phases cannot conflict. Loads take
 half as many phases where all lanes n and n ^ 1, or all lanes n and n ^ 2, have the same address (NVIDIA on its forum,
-"Unexpected shared memory bank conflict", for compute capability 7.x; assumed of later ones). A matrix of ldmatrix and
-stmatrix is one phase of eight 16-byte rows. Atomics serve one lane per bank and wavefront: a model of ours, since
-NVIDIA says nothing about it. So is the rule that a phase without an active lane costs nothing.
+"Unexpected shared memory bank conflict"). A matrix of ldmatrix and stmatrix is one phase of eight 16-byte rows. Atomics
+serve one lane per bank and wavefront. A phase without an active lane costs nothing.
 
 Global memory moves in sectors of 32 bytes: a request (one warp-instruction) touches one to 32 of them (NVIDIA on its
-forum, "Understanding L1/TEX Cache Sectors/Req").
+forum, "Understanding L1/TEX Cache Sectors/Req"). Atomics of lanes at one address go one after the other.
+
+An H200's own counters agree with all of this (`tests/golden/counters.md`), but that scattered atomics now and then take
+a sector or two more.
 
 Both are measured on rows: int64 arrays (rows, lanes) of byte offsets, aligned to the access's width, INACTIVE where a
 lane takes no part. Patterns that differ only by where they lie are measured once.
@@ -80,12 +82,16 @@ class SharedPattern:
 
 
 class SectorPattern:
-    """Sectors that accesses of `width` bytes per lane (1 to 32) touch; the ideal packs the same bytes densely."""
+    """Sectors that accesses of `width` bytes per lane (1 to 32) touch; the ideal packs the same bytes densely.
+
+    `kind` "atomic": lanes at one address take turns, and each turn touches its sectors anew.
+    """
 
     lanes = WARP
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, kind: str) -> None:
         self._width = width
+        self._serial = kind == "atomic"
         self._shift = width.bit_length() - 1
         self._per_sector = SECTOR_BYTES // width
 
@@ -99,6 +105,8 @@ class SectorPattern:
         elements = np.sort(rows, axis=1)
         sectors = elements >> (self._per_sector.bit_length() - 1)
         needed = _first_of_equals(elements, elements).sum(axis=1) * self._width
+        if self._serial:
+            elements = sectors = _sectors_by_turn(elements, sectors)
         touched = _first_of_equals(elements, sectors).sum(axis=1)
         return np.stack((touched, -(-needed // SECTOR_BYTES)), axis=1)
 
@@ -127,6 +135,15 @@ def _first_of_equals(ordered: np.ndarray, parts: np.ndarray) -> np.ndarray:
     first = _active(ordered)
     first[:, 1:] &= parts[:, 1:] != parts[:, :-1]
     return first
+
+
+def _sectors_by_turn(elements: np.ndarray, sectors: np.ndarray) -> np.ndarray:
+    """Of sorted elements: their sectors, numbered anew for each lane that has the same element; sorted."""
+    lanes = np.arange(elements.shape[1])
+    same = np.zeros(elements.shape, bool)
+    same[:, 1:] = elements[:, 1:] == elements[:, :-1]
+    turns = lanes - np.maximum.accumulate(np.where(same, 0, lanes), axis=1)
+    return np.sort(np.where(_active(elements), sectors * WARP + turns, elements), axis=1)
 
 
 def _same_as_partner(rows: np.ndarray, distance: int) -> np.ndarray:

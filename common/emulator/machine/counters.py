@@ -89,7 +89,7 @@ class Traffic:
     def __init__(self, inst: Instruction, width: int, kind: str, lanes: int = WARP) -> None:
         self.inst = inst
         self.wavefronts = SharedPattern(width, kind, lanes)
-        self.sectors = SectorPattern(width)
+        self.sectors = SectorPattern(width, kind)
 
     def count(self, cta: ThreadBlock, pieces: list[Piece], m: Mask) -> None:
         """`pieces` is where the lanes of `m` access memory, as `cta.locate` found it."""

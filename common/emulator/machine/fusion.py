@@ -23,6 +23,7 @@ from common.emulator.machine.scoreboard import registers_of
 from common.emulator.ptx.module import Immediate, Instruction, Operand, Pair, Register, Vector
 
 MOST = 64  # instructions of a group: more would leave the cache
+GATHERING = 1  # instructions that take as long as collecting the registers of one operand
 # Instructions whose literals are plain values: those of a group may have different ones.
 _FREE_LITERALS = frozenset(("add", "sub", "mul", "mad", "fma", "min", "max", "setp", "selp", "mov", "and", "or", "xor"))
 
@@ -229,6 +230,8 @@ def _decode_together(nodes: tuple[Node, ...], binder: Binder) -> list[Run]:
     binder.prelude = []
     decode: Decoder = decoder_of(together)
     run = decode(together, binder)
+    if len(nodes) <= GATHERING * len(binder.prelude):
+        return [node.op for node in nodes]
     return [*binder.prelude, run]
 
 

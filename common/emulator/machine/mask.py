@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -119,11 +120,16 @@ class Mask:
             if count == (predicate.size if negated else 0):
                 return None
             lanes = np.logical_not(predicate) if negated else predicate.copy()
-            return Mask(lanes, predicate.size - count if negated else count)
+            count = predicate.size - count if negated else count
+            if count == 1 and lanes.ndim == 1:
+                return single_lane(lanes.size, int(lanes.argmax()))
+            return Mask(lanes, count)
         lanes = self.lanes > predicate if negated else self.lanes & predicate
         count = int(np.count_nonzero(lanes))
         if count == 0:
             return None
+        if count == 1 and lanes.ndim == 1:
+            return single_lane(lanes.size, int(lanes.argmax()))
         return self if count == self.count else Mask(lanes, count)
 
     def split_by(self, chosen: np.ndarray) -> tuple[Mask | None, Mask | None]:
@@ -142,3 +148,12 @@ class Mask:
 
     def union(self, other: Mask) -> Mask:
         return Mask(self.lanes | other.lanes, self.count + other.count)
+
+
+@lru_cache(maxsize=4096)
+def single_lane(lanes: int, lane: int) -> Mask:
+    """The mask of one lane of a CTA of `lanes`: what issues asynchronous work, again and again."""
+    chosen = np.zeros(lanes, bool)
+    chosen[lane] = True
+    chosen.setflags(write=False)
+    return Mask(chosen, 1)

@@ -1,5 +1,9 @@
 """Tensor maps: rules, encoding, replacing fields."""
 
+import dataclasses
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -162,9 +166,43 @@ def test_encoding_round_trips(seed):
     assert TensorMapDescriptor.from_bytes(largest.to_bytes()) == largest
 
 
+DRIVER = json.loads((Path(__file__).parent / "driver_tensor_maps.json").read_text())
+
+
+@pytest.mark.parametrize("kind", ["tiled", "im2col"])
+def test_encoding_is_that_of_the_driver(kind):
+    """Recorded on an H200 with driver 580: the arguments, the options other than 0, and the 64 bytes it wrote."""
+    make = {"tiled": TensorMap, "im2col": TensorMap.im2col}[kind]
+    recorded = [case[1:] for case in DRIVER if case[0] == kind]
+    assert len(recorded) == {"tiled": 120, "im2col": 15}[kind]
+    for arguments, options, encoded in recorded:
+        d = make(*arguments[:-1], element_strides=arguments[-1], **options).descriptor(arguments[1])
+        assert d.to_bytes().hex() == encoded + 128 * "0"
+        assert TensorMapDescriptor.from_bytes(bytes.fromhex(encoded) + bytes(range(64))) == d
+
+
+@pytest.mark.parametrize("swizzle", range(7))
+@pytest.mark.parametrize("dtype", range(16))
+def test_encodings_that_the_driver_of_an_h200_refuses(dtype, swizzle):
+    arguments = simple() | {"dtype": dtype, "dims": [128, 8], "strides": [2048], "box": [128, 2], "swizzle": 0}
+    d = dataclasses.replace(TensorMap(**arguments).descriptor(BASE), swizzle=swizzle)
+    assert TensorMapDescriptor.from_bytes(d.to_bytes()) == d
+
+
+def test_the_encoding_of_cute_dsl():
+    """Bits 1 and 21 of the third word are set there, and the 128-byte swizzle can have atoms of 32 bytes."""
+    words = np.zeros(32, np.uint32)
+    words[:5] = 0x1F1F000, 0x7100, 0x2C6392, 0x40, 0
+    words[8:15] = 255, 255, 0, 0, 0, 0x1F000000, 63
+    expected = TensorMap("float32", 0x710001F1F000, [256, 256], [1024], [32, 64], swizzle=4, l2_promotion=2)
+    assert TensorMapDescriptor.from_bytes(words.tobytes()) == expected.descriptor(0x710001F1F000)
+
+
 def test_garbage_is_no_tensor_map():
     good = TensorMap(**simple()).descriptor(BASE).to_bytes()
-    for bad in (bytes(128), b"\xff" * 128, good[:1] + b"x" + good[2:], good[:-60] + b"\x07" + good[-59:]):
+    unknown_type = good[:8] + bytes([good[8] | 0x80, good[9] | 0x07]) + good[10:]
+    no_field = good[:62] + b"\x07" + good[63:]
+    for bad in (bytes(128), b"\xff" * 128, unknown_type, no_field):
         with pytest.raises(TensorMapError, match="no tensor map"):
             TensorMapDescriptor.from_bytes(bad)
     with pytest.raises(TensorMapError, match="128 bytes, got 64"):

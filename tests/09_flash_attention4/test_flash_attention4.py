@@ -1,0 +1,281 @@
+"""Stage 09 on the emulator: attention against its definition in float64, and what the compiler made of the kernel."""
+
+import re
+from functools import cache
+from math import inf, log
+
+import numpy as np
+import pytest
+import torch
+
+from common.stage import BadSize, Config
+from common.verify import SCHEDULES, check_outputs, make_arguments, verify_stage
+from tests.stages import load_stage
+
+STAGE = load_stage(9)
+TILE = 128
+BLOCK_OF_P = TILE * TILE * 2  # bytes
+VALUES = {"sq": 256, "skv": 512, "hq": 1, "hkv": 1}  # one CTA with two tiles of queries and four blocks of keys
+O_TILE = TILE * 128 * 4  # bytes in TMEM
+
+
+@cache
+def build(**values):
+    return STAGE.build(**values)
+
+
+def config_of(**values) -> Config:
+    return STAGE.config(**values)
+
+
+def attend(inputs: tuple, schedule: str = "late", seed: int = 0, **values):
+    """Run the kernel and compare O and LSE with the reference. Returns O, LSE and the emulator's run."""
+    config = config_of(**values)
+    _, outputs = make_arguments(STAGE, config, seed=0)
+    run = build(**values)(*inputs, *outputs, schedule=schedule, seed=seed)
+    check_outputs(STAGE, config, inputs, outputs)
+    check_lse(config, inputs, outputs[1])
+    return *outputs, run
+
+
+def check_lse(config: Config, inputs: tuple, lse: torch.Tensor) -> None:
+    """The relative error of a sum of exponentials is at most that of the polynomial."""
+    expected = STAGE.reference(config, *inputs)[1]
+    finite = expected.isfinite()
+    assert torch.equal(lse[~finite].double(), expected[~finite])
+    error = (lse.double() - expected)[finite].abs()
+    assert (error <= 9e-5 + 2.0**-20 * expected[finite].abs()).all()
+
+
+# -- shapes ------------------------------------------------------------------------------------------------------------
+
+SHAPES = [
+    # batch sq skv hq hkv d, mask, dtype
+    (1, 512, 512, 4, 2, 128, "full", "float16"),  # the default
+    (1, 512, 512, 4, 2, 128, "causal", "float16"),
+    (1, 100, 300, 4, 1, 64, "causal", "float16"),  # fewer queries than keys: each sees at least 201
+    (1, 300, 100, 4, 4, 128, "causal", "bfloat16"),  # more queries than keys: the first 200 see nothing
+    (2, 1, 1, 1, 1, 128, "full", "float16"),
+    (1, 1, 129, 8, 2, 64, "causal", "bfloat16"),  # one query, as in decoding
+    (1, 127, 128, 2, 2, 128, "causal", "float16"),
+    (3, 128, 127, 1, 1, 64, "full", "bfloat16"),
+    (1, 129, 100, 2, 1, 128, "full", "float16"),
+    (1, 257, 385, 1, 1, 128, "causal", "float16"),
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "-".join(map(str, shape)))
+def test_verifies_under_every_schedule(shape: tuple) -> None:
+    values = dict(zip(("batch", "sq", "skv", "hq", "hkv", "d", "mask", "dtype"), shape, strict=True))
+    verify_stage(STAGE, config_of(**values), kernel=build(**values))
+
+
+@pytest.mark.parametrize("group", [1, 2, 4, 8, 16])
+def test_query_heads_that_share_keys_share_a_tile(group: int) -> None:
+    values = {"sq": 40, "skv": 200, "hq": 16, "hkv": 16 // group, "d": 64, "mask": "causal"}
+    verify_stage(STAGE, config_of(**values), ["late", "random"], kernel=build(**values))
+
+
+def test_few_ctas_take_many_pieces_of_work() -> None:
+    """Five turns of three CTAs: phases of all barriers go round, and the last turn is not full."""
+    values = {"batch": 2, "sq": 600, "skv": 600, "hq": 4, "hkv": 2, "d": 64, "mask": "causal", "ctas": 3}
+    kernel = build(**values)
+    assert kernel.launch_spec.grid == (3, 1, 1)
+    verify_stage(STAGE, config_of(**values), kernel=kernel)
+
+
+@pytest.mark.parametrize("step", ["qk", "softmax", "two-tiles", "correction"])
+def test_every_step_verifies(step: str) -> None:
+    values = {"step": step, "sq": 200, "skv": 256, "hq": 2, "hkv": 1}
+    verify_stage(STAGE, config_of(**values), kernel=build(**values))
+
+
+def test_the_step_with_masks_verifies() -> None:
+    values = {"step": "causal", "sq": 200, "skv": 250, "hq": 2, "hkv": 1, "mask": "causal"}
+    verify_stage(STAGE, config_of(**values), kernel=build(**values))
+
+
+def test_tensors_of_other_lengths_are_refused() -> None:
+    kernel = build(**VALUES)
+    for length, other in (("skv", "keys"), ("sq", "queries")):
+        inputs, outputs = make_arguments(STAGE, config_of(**{**VALUES, length: 200}), seed=0)
+        with pytest.raises(RuntimeError, match=f"another number of {other}"):
+            kernel(*inputs, *outputs)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"d": 96}, "64 or 128"),
+        ({"hq": 3, "hkv": 2}, "multiple of hkv"),
+        ({"hq": 3, "hkv": 1}, "divide 128"),
+        ({"step": "correction", "mask": "causal"}, "cannot hide a key"),
+        ({"step": "softmax", "skv": 100}, "multiple of 128"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_the_rule(values: dict, message: str) -> None:
+    with pytest.raises(BadSize, match=message):
+        config_of(**values)
+
+
+# -- values ----------------------------------------------------------------------------------------------------------
+
+every_schedule = pytest.mark.parametrize("schedule", SCHEDULES)
+
+
+def normal(seed: int, length: int, d: int = 128) -> torch.Tensor:
+    return torch.randn(1, length, 1, d, generator=torch.Generator().manual_seed(seed))
+
+
+def rising(step: float) -> tuple:
+    """Inputs whose scores, in units of log2, rise by `step` from block to block in every row."""
+    blocks = torch.arange(512) // TILE
+    level = step * log(2) * blocks
+    k = 0.1 * normal(1, 512)
+    k[0, :, 0, 0] = level / 8
+    q = 0.1 * normal(2, 256)
+    q[..., 0] = 8
+    return q.half(), k.half(), normal(3, 512).half(), 1.0
+
+
+def rescaled(run) -> float:
+    """Tiles of O that were rescaled, from the bytes that went to TMEM."""
+    return (run.counters.bytes["TMEM store"] - 8 * BLOCK_OF_P) / O_TILE
+
+
+@every_schedule
+def test_one_hot_values_show_the_weights(schedule: str) -> None:
+    v = torch.eye(128).repeat(4, 1).reshape(1, 512, 1, 128)
+    attend((normal(1, 256).half(), normal(2, 512).half(), v.half(), 128**-0.5), schedule, **VALUES)
+
+
+@every_schedule
+def test_a_maximum_that_rises_beyond_the_threshold_rescales_every_block(schedule: str) -> None:
+    *_, run = attend(rising(12), schedule, **VALUES)
+    assert rescaled(run) == 2 * 3  # two tiles, every block but the first
+
+
+@every_schedule
+def test_a_maximum_that_rises_less_rescales_nothing_and_the_sum_makes_up_for_it(schedule: str) -> None:
+    *_, run = attend(rising(2.5), schedule, **VALUES)
+    assert rescaled(run) == 0
+
+
+def test_without_a_threshold_every_rise_rescales() -> None:
+    *_, run = attend(rising(2.5), step="softmax", **VALUES)
+    assert rescaled(run) == 2 * 3
+
+
+def test_a_maximum_that_falls_leaves_the_first_base() -> None:
+    q, k, v, scale = rising(12)
+    *_, run = attend((q, k.flip(1), v, scale), **VALUES)
+    assert rescaled(run) == 0
+
+
+def test_only_warps_with_a_rising_row_rescale() -> None:
+    q, k, v, scale = rising(12)
+    q[0, 1:, 0, 0] = 0
+    *_, run = attend((q, k, v, scale), **VALUES)
+    assert rescaled(run) == 3 / 4  # one warp of the first tile, in three blocks
+
+
+@every_schedule
+@pytest.mark.parametrize("sign", [1, -1])
+def test_scores_of_a_thousand(sign: int, schedule: str) -> None:
+    """All far above 0, or all far below: what counts is how far they are from each other."""
+    q, k = normal(4, 256), normal(5, 512)
+    q[..., 0], k[..., 0] = 32, 32 * sign
+    _, lse, _ = attend((q.half(), k.half(), normal(6, 512).half(), 1.0), schedule, **VALUES)
+    assert (sign * lse > 900).all()
+
+
+def test_scores_so_far_apart_that_one_key_takes_all() -> None:
+    o, *_ = attend((40 * normal(7, 256).half(), 40 * normal(8, 512).half(), normal(9, 512).half(), 1.0), **VALUES)
+    assert (o.float().abs() > 1e-3).any()
+
+
+@every_schedule
+def test_equal_scores_give_the_mean(schedule: str) -> None:
+    v = normal(10, 512).half()
+    o, lse, _ = attend((torch.zeros(1, 256, 1, 128).half(), normal(11, 512).half(), v, 0.1), schedule, **VALUES)
+    assert torch.equal(lse, torch.full_like(lse, log(512)))
+    torch.testing.assert_close(o[0, :, 0].double(), v.double().mean(1)[0].expand(256, 128), rtol=1e-3, atol=1e-5)
+
+
+def test_the_scale_is_an_argument() -> None:
+    q, k, v = normal(12, 256).half(), normal(13, 512).half(), normal(14, 512).half()
+    results = [attend((q, k, v, scale), **VALUES)[1] for scale in (0.01, 0.5)]
+    assert not torch.allclose(*results)
+
+
+def test_keys_behind_the_mask_do_not_count_whatever_they_are() -> None:
+    """A key or a value of float16's largest number past what a query sees changes no bit of its row."""
+    values = {"sq": 256, "skv": 256, "hq": 1, "hkv": 1, "mask": "causal"}
+    q, k, v = (normal(seed, 256).half() for seed in (15, 16, 17))
+    before = attend((q, k, v, 0.1), **values)
+    k[0, 200:], v[0, 200:] = 60000.0, -60000.0
+    after = [torch.empty_like(x) for x in before[:2]]
+    build(**values)(q, k, v, 0.1, *after)
+    assert torch.equal(before[0][:, :200], after[0][:, :200]) and torch.equal(before[1][..., :200], after[1][..., :200])
+
+
+def test_rows_that_see_nothing_give_zeros_and_minus_infinity() -> None:
+    values = dict(zip(("batch", "sq", "skv", "hq", "hkv", "d", "mask", "dtype"), SHAPES[3], strict=True))
+    inputs, _ = make_arguments(STAGE, config_of(**values), seed=5)
+    o, lse, _ = attend(inputs, "random", **values)
+    assert (o[:, :200] == 0).all() and (lse[..., :200] == -inf).all() and lse[..., 200:].isfinite().all()
+
+
+# -- the polynomial ----------------------------------------------------------------------------------------------------
+
+
+def test_the_polynomial_is_as_accurate_as_said() -> None:
+    """In float32 with one rounding per step, as the kernel computes it."""
+    fraction = np.arange(2**18) / 2**18
+    value = np.zeros(fraction.shape, np.float32)
+    for coefficient in STAGE.kernel.__globals__["POLYNOMIAL"]:
+        value = (value.astype(np.float64) * fraction + np.float64(np.float32(coefficient))).astype(np.float32)
+    assert value[0] == 1
+    assert 8.5e-5 < np.abs(value / np.exp2(fraction) - 1).max() < 8.6e-5
+
+
+# -- what the compiler made of it --------------------------------------------------------------------------------------
+
+SHIPPED = [
+    {"d": 128, "mask": "full", "dtype": "float16"},
+    {"d": 128, "mask": "causal", "dtype": "float16"},
+    {"d": 128, "mask": "causal", "dtype": "bfloat16", "skv": 500},
+    {"d": 64, "mask": "causal", "dtype": "float16"},
+    {"step": "two-tiles", "skv": 256},
+    {"step": "correction", "skv": 256},
+]
+
+
+def opcodes(sass: str) -> list[str]:
+    """Opcode of each instruction, in order."""
+    return re.findall(r"^\s*/\*[0-9a-f]{4,5}\*/\s+(?:@!?U?P\d\s+)?([A-Z][A-Z0-9_.]*)", sass, re.MULTILINE)
+
+
+@pytest.mark.parametrize("values", SHIPPED, ids=lambda values: "-".join(map(str, values.values())))
+def test_no_role_spills(values: dict) -> None:
+    resources = build(**values).resources
+    assert resources.spill_store_bytes == 0 and resources.spill_load_bytes == 0
+    assert "USETMAXREG" in build(**values).sass()
+
+
+def test_the_instructions_are_the_ones_meant() -> None:
+    kernel = build(**SHIPPED[0])
+    ops = opcodes(kernel.sass())
+    expected = "UTCHMMA LDTM.x32 STTM.x16 UTMALDG.4D UTMASTG.4D FMNMX3 FFMA2.FTZ FADD2.FTZ.RM".split()
+    assert set(expected) <= set(ops)
+    # P is the first operand of its product from TMEM, and no copy in SMEM.
+    assert re.search(r"UTCHMMA tmem\[", kernel.sass())
+
+
+def test_the_softmax_takes_few_instructions_for_an_element() -> None:
+    """From S in TMEM to P in TMEM for 128 elements of a thread: one copy of the loop, without masks."""
+    ops = opcodes(build(**SHIPPED[0]).sass())
+    loop = ops[ops.index("LDTM.x32") : len(ops) - ops[::-1].index("STTM.x16")]
+    assert loop.count("MUFU.EX2") == 96 + 1  # and one for the factor
+    assert loop.count("F2FP.F16.F32.PACK_AB") == 64
+    assert len(loop) / TILE < 4.5
