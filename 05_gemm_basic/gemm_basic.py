@@ -41,9 +41,9 @@ BLOCK_M, BLOCK_N = 128, 128  # rows of A, and of B, in a stage of SMEM
 BLOCK_K = 64  # of K in a stage: ATOM_BYTES of either type, four instructions of 16
 TILE_M, TILE_N = BLOCK_M, BLOCK_N  # of D: a row for each lane of TMEM, a column of TMEM for each column
 TMEM_LANES = 128
-TMEM_COLUMNS = TILE_N  # of the 512: a quarter, so that as many CTAs as fit in SMEM can share an SM
+TMEM_COLUMNS = TILE_N  # of the 512
 STAGES = 1  # of SMEM for A and B: they are loaded, multiplied, loaded, multiplied
-D_STAGES = 2  # of SMEM for D: one for each chunk of a tile
+D_STAGES = 2  # of SMEM for D: one is filled while the other is read
 
 
 def make_kernel(config: Config):
@@ -86,6 +86,9 @@ def make_kernel(config: Config):
         pool.commit()
         tmem = T.TMEMPool(pool, total_cols=TMEM_COLUMNS, tmem_addr=tmem_address)
         tmem.commit()
+        if warp == 0:
+            # A CTA that may still ask for TMEM keeps the next one from starting on its SM, and here three can share one.
+            T.ptx.tcgen05.relinquish_alloc_permit.cta_group__1.sync.aligned()
 
         full.init(1)
         empty.init(1)
@@ -192,19 +195,21 @@ def make_kernel(config: Config):
         T.ptx.cp.async_.bulk.wait_group.read(0)
         T.ptx.tcgen05.fence__before_thread_sync()
         T.cuda.cta_sync()
-        tmem.dealloc()
+        if warp == 0:
+            T.ptx.tcgen05.dealloc.cta_group__1.sync.aligned.b32(first_column, T.uint32(TMEM_COLUMNS))
 
     return gemm
 
 
 def check(config: Config) -> None:
-    """Refuse what a tensor map cannot express, and problems larger than the step that they are to show."""
+    """Refuse what a tensor map cannot express."""
     if config.k * config.itemsize % CHUNK_BYTES:
         raise BadSize(
             f"a row of A and of B is {config.k} elements of {config.dtype}, {config.k * config.itemsize} bytes: the "
             f"stride between the rows of a TMA tensor must be a multiple of {CHUNK_BYTES} bytes, so k a multiple of "
             f"{CHUNK_BYTES // config.itemsize} (pad A and B with columns of zeros)"
         )
+    # And problems larger than the step that they are to show.
     limits = {"single-tile": (TILE_M, TILE_N, BLOCK_K), "k-loop": (TILE_M, TILE_N, config.k)}.get(config.step)
     if limits and any(size > limit for size, limit in zip((config.m, config.n, config.k), limits, strict=True)):
         raise BadSize(
@@ -221,12 +226,12 @@ def make_inputs(config: Config, generator: torch.Generator) -> tuple[torch.Tenso
     return normal(config.m).to(config.torch_dtype), (normal(config.n) * config.k**-0.5).to(config.torch_dtype)
 
 
-def build(m: int, n: int, k: int, dtype: str = "float16") -> Kernel:
+def build(m: int, n: int, k: int, dtype: str = "float16", **options: int | str) -> Kernel:
     """The kernel for one problem: call it as `kernel(A, B, D)` with A (m, k), B (n, k) and D (m, n), contiguous.
 
     CUDA tensors run on the GPU, CPU tensors on the emulator. Raises BadSize for a k that is no multiple of 8.
     """
-    return STAGE.build(m=m, n=n, k=k, dtype=dtype)
+    return STAGE.build(m=m, n=n, k=k, dtype=dtype, scale="gpu", **options)
 
 
 STAGE = Stage(

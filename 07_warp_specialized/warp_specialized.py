@@ -66,14 +66,16 @@ def make_kernel(config: Config):
     BY_TMA = n * config.itemsize % CHUNK_BYTES == 0  # or else no tensor map can express the rows of D
 
     # Down the columns of a group, then the next group. With rows one after the other, CTAs that run together would
-    # share one row of A and read all of B.
+    # share one row of A and read all of B. The last group may have fewer rows: two divisors, both constants.
+    WHOLE, REST = TILES_M // GROUP * GROUP * TILES_N, max(TILES_M % GROUP, 1)
+
     def first_row(tile):
-        group = tile // (GROUP * TILES_N) * GROUP
-        return (group + tile % (GROUP * TILES_N) % T.min(TILES_M - group, GROUP)) * TILE_M
+        at = tile % (GROUP * TILES_N)
+        return (tile // (GROUP * TILES_N) * GROUP + T.if_then_else(tile < WHOLE, at % GROUP, at % REST)) * TILE_M
 
     def first_col(tile):
-        group = tile // (GROUP * TILES_N) * GROUP
-        return tile % (GROUP * TILES_N) // T.min(TILES_M - group, GROUP) * TILE_N
+        at = tile % (GROUP * TILES_N)
+        return T.if_then_else(tile < WHOLE, at // GROUP, at // REST) * TILE_N
 
     @T.prim_func
     def gemm(A: T.Buffer((m, k), dtype), B: T.Buffer((n, k), dtype), D: T.Buffer((m, n), dtype)):
