@@ -87,7 +87,7 @@ def make_kernel(config: Config):
         tmem = T.TMEMPool(pool, total_cols=TMEM_COLUMNS, tmem_addr=tmem_address)
         tmem.commit()
         if warp == 0:
-            # A CTA that may still ask for TMEM keeps the next one from starting on its SM, and here three can share one.
+            # A CTA that may still ask for TMEM may keep the next one off its SM, which has room for three.
             T.ptx.tcgen05.relinquish_alloc_permit.cta_group__1.sync.aligned()
 
         full.init(1)
