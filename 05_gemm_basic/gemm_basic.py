@@ -2,7 +2,7 @@
 
 D = A B^T. A is (m, k), B is (n, k), D is (m, n), as a linear layer has them: A the activations, B the weights. Both are
 K-major: what is multiplied and summed up is contiguous. float16 or bfloat16 in, sums in float32, D rounded once to the
-type of A and B. Any m and n above 1; k a multiple of 8, since the rows of a TMA tensor are multiples of 16 bytes.
+type of A and B. Any m and n; k a multiple of 8, since the rows of a TMA tensor are multiples of 16 bytes.
 
 The tile in SMEM is that of stage 04, swizzled by 128 bytes. There, warps turned it over; here no warp looks at it. One
 thread describes it in 64 bits to the tensor core, which reads it from SMEM and sums where there is no register: in
@@ -28,7 +28,7 @@ from tvm.tirx.layout import tmem_datapath_layout
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from common.build import Kernel
+from common.build import Kernel, open_if_one
 from common.harness import BadSize, Config, Option, Size, Stage, Tolerance, run_stage
 
 LANES = 32  # of a warp
@@ -49,6 +49,7 @@ D_STAGES = 2  # of SMEM for D: one is filled while the other is read
 def make_kernel(config: Config):
     """The TIRx function for one size and type: gemm(A, B, D)."""
     m, n, k, dtype = config.m, config.n, config.k, config.dtype
+    M, N = open_if_one(m), open_if_one(n)
     TILES_M, TILES_N = -(-m // TILE_M), -(-n // TILE_N)
     TILES = TILES_M * TILES_N
     CTAS = TILES
@@ -67,7 +68,7 @@ def make_kernel(config: Config):
         return tile % TILES_N * TILE_N
 
     @T.prim_func
-    def gemm(A: T.Buffer((m, k), dtype), B: T.Buffer((n, k), dtype), D: T.Buffer((m, n), dtype)):
+    def gemm(A: T.Buffer((M, k), dtype), B: T.Buffer((N, k), dtype), D: T.Buffer((M, N), dtype)):
         T.device_entry()
         cta = T.cta_id([CTAS])
         warpgroup = T.warpgroup_id([WARPS // 4])
@@ -87,7 +88,7 @@ def make_kernel(config: Config):
         tmem = T.TMEMPool(pool, total_cols=TMEM_COLUMNS, tmem_addr=tmem_address)
         tmem.commit()
         if warp == 0:
-            # A CTA that may still ask for TMEM keeps the next one from starting on its SM, and here three can share one.
+            # A CTA that may still ask for TMEM may keep the next one off its SM, which has room for three.
             T.ptx.tcgen05.relinquish_alloc_permit.cta_group__1.sync.aligned()
 
         full.init(1)
@@ -203,11 +204,6 @@ def make_kernel(config: Config):
 
 def check(config: Config) -> None:
     """Refuse what a tensor map cannot express."""
-    if 1 in (config.m, config.n):
-        raise BadSize(
-            "A or B has one row: TIRx leaves an extent of 1 out of the tensor map, and then nothing fills the rest "
-            "of a box (pad it with a row)"
-        )
     if config.k * config.itemsize % CHUNK_BYTES:
         raise BadSize(
             f"a row of A and of B is {config.k} elements of {config.dtype}, {config.k * config.itemsize} bytes: the "

@@ -2,7 +2,7 @@
 
 D = A B^T. A is (m, k), B is (n, k), D is (m, n), as a linear layer has them: A the activations, B the weights. Both are
 K-major: what is multiplied and summed up is contiguous. float16 or bfloat16 in, sums in float32, D rounded once to the
-type of A and B. Any m and n above 1; k a multiple of 8, since the rows of a TMA tensor are multiples of 16 bytes.
+type of A and B. Any m and n; k a multiple of 8, since the rows of a TMA tensor are multiples of 16 bytes.
 
 In stage 06 one thread loaded and multiplied, and then it had to help store the tile, while the tensor core stood still.
 Here a warp loads, a warp multiplies, and a warpgroup stores. Each runs ahead of the next as far as there is room: the
@@ -24,7 +24,7 @@ from tvm.tirx.layout import tmem_datapath_layout
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from common.build import Kernel
+from common.build import Kernel, open_if_one
 from common.harness import BadSize, Config, Option, Size, Stage, Tolerance, run_stage
 
 LANES = 32  # of a warp
@@ -48,6 +48,7 @@ GROUP = 16  # rows of tiles that are walked together: the CTAs that run at one t
 def make_kernel(config: Config):
     """The TIRx function for one size and type: gemm(A, B, D)."""
     m, n, k, dtype = config.m, config.n, config.k, config.dtype
+    M, N = open_if_one(m), open_if_one(n)
     TILE_M, TILE_N = map(int, config.tile.split("x"))  # of D: a row for each lane of TMEM
     BLOCK_M, BLOCK_N = TILE_M, TILE_N  # rows of A, and of B, in a stage of SMEM
     TMEM_COLUMNS = ACCUMULATORS * TILE_N  # of the 512
@@ -77,7 +78,7 @@ def make_kernel(config: Config):
         return T.if_then_else(tile < WHOLE, at // GROUP, at // REST) * TILE_N
 
     @T.prim_func
-    def gemm(A: T.Buffer((m, k), dtype), B: T.Buffer((n, k), dtype), D: T.Buffer((m, n), dtype)):
+    def gemm(A: T.Buffer((M, k), dtype), B: T.Buffer((N, k), dtype), D: T.Buffer((M, N), dtype)):
         T.device_entry()
         cta = T.cta_id([CTAS])
         warpgroup = T.warpgroup_id([WARPS // 4])
@@ -251,11 +252,6 @@ def make_kernel(config: Config):
 
 def check(config: Config) -> None:
     """Refuse what a tensor map cannot express."""
-    if 1 in (config.m, config.n):
-        raise BadSize(
-            "A or B has one row: TIRx leaves an extent of 1 out of the tensor map, and then nothing fills the rest "
-            "of a box (pad it with a row)"
-        )
     if config.k * config.itemsize % CHUNK_BYTES:
         raise BadSize(
             f"a row of A and of B is {config.k} elements of {config.dtype}, {config.k * config.itemsize} bytes: the "

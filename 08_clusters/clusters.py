@@ -2,7 +2,7 @@
 
 D = A B^T. A is (m, k), B is (n, k), D is (m, n), as a linear layer has them: A the activations, B the weights. Both are
 K-major: what is multiplied and summed up is contiguous. float16 or bfloat16 in, sums in float32, D rounded once to the
-type of A and B. Any m and n above 1; k a multiple of 8, since the rows of a TMA tensor are multiples of 16 bytes.
+type of A and B. Any m and n; k a multiple of 8, since the rows of a TMA tensor are multiples of 16 bytes.
 
 In stage 07 an SM loaded all that its own products needed, more bytes per clock than L2 has for it. Here the two SMs
 of a cluster share a tile: each loads half of A's rows and half of B's, and one instruction reads both halves. With
@@ -295,11 +295,6 @@ def make_kernel(config: Config):
 
 def check(config: Config) -> None:
     """Refuse what a tensor map cannot express."""
-    if 1 in (config.m, config.n):
-        raise BadSize(
-            "A or B has one row: TIRx leaves an extent of 1 out of the tensor map, and then nothing fills the rest "
-            "of a box (pad it with a row)"
-        )
     if config.k * config.itemsize % CHUNK_BYTES:
         raise BadSize(
             f"a row of A and of B is {config.k} elements of {config.dtype}, {config.k * config.itemsize} bytes: the "

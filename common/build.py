@@ -117,6 +117,14 @@ class Kernel:
         return self._executable
 
 
+def open_if_one(extent: int) -> int | tirx.Var:
+    """An extent for the shape of a kernel's parameter: as it is, but 1 as a variable, which the tensor brings along.
+
+    TIRx leaves an extent that it knows to be 1 out of a tensor map. Nothing would then fill the rest of a box.
+    """
+    return tirx.Var("one", "int32") if extent == 1 else extent
+
+
 def _target(arch: str) -> tvm.target.Target:
     return tvm.target.Target({"kind": "cuda", "arch": arch})
 

@@ -16,6 +16,7 @@ import torch
 from tvm.script import tirx as T
 from tvm.script.tirx import tile as Tx
 
+from common.build import open_if_one
 from common.stage import Config, Option
 
 VECTOR_BYTES = 16  # the widest load of one thread
@@ -72,7 +73,7 @@ def make_finish(config: Config, columns: int) -> Callable[..., None]:
 
 def with_operands(config: Config, gemm: Callable[..., None]) -> Any:
     """The TIRx function of `gemm`: (A, B, D), (A, B, bias, D) or (A, B, bias, residual, D), as the epilogue asks."""
-    m, n, k, dtype = config.m, config.n, config.k, config.dtype
+    m, n, k, dtype = open_if_one(config.m), open_if_one(config.n), config.k, config.dtype
 
     # Only the one that is asked for is written down: each would have TIRx read all of `gemm`.
     if _has(config, "residual"):
