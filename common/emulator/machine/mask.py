@@ -128,9 +128,11 @@ class Mask:
         count = int(np.count_nonzero(lanes))
         if count == 0:
             return None
+        if count == self.count:
+            return self
         if count == 1 and lanes.ndim == 1:
             return single_lane(lanes.size, int(lanes.argmax()))
-        return self if count == self.count else Mask(lanes, count)
+        return Mask(lanes, count)
 
     def split_by(self, chosen: np.ndarray) -> tuple[Mask | None, Mask | None]:
         """(lanes of the set in `chosen`, the others); None stands for an empty set."""
