@@ -1,5 +1,6 @@
 """Stage 09 on the emulator: attention against its definition in float64, and what the compiler made of the kernel."""
 
+import importlib.util
 import re
 from functools import cache
 from math import inf, log
@@ -8,8 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from common.emulator import Deadlock, InvalidAddress
+from common.series import stage_script
 from common.stage import BadSize, Config
-from common.verify import SCHEDULES, check_outputs, make_arguments, verify_stage
+from common.verify import SCHEDULES, Mismatch, check_outputs, make_arguments, verify_stage
 from tests.stages import load_stage
 
 STAGE = load_stage(9)
@@ -279,3 +282,93 @@ def test_the_softmax_takes_few_instructions_for_an_element() -> None:
     assert loop.count("MUFU.EX2") == 96 + 1  # and one for the factor
     assert loop.count("F2FP.F16.F32.PACK_AB") == 64
     assert len(loop) / TILE < 4.5
+
+
+# -- the mistakes of the README ----------------------------------------------------------------------------------------
+
+RESCALED = "                o_empty.wait(tile, (weighed[tile] & 1) ^ 1)\n"
+STORED = "        def hand_over(piece):\n            T.ptx.tcgen05.wait__st.sync.aligned()\n"
+CLAMPED = "self.x[j + k] = T.max(self.x[j + k], T.float32(SMALLEST))"
+QUERIES_READ = "            q_empty.wait(tile, (turn & 1) ^ 1)\n            q_full"
+FACTOR_READ = "            factor_empty.wait(warpgroup, (told & 1) ^ 1)\n"
+RELEASED = "                    if tile == TILES - 1:\n                        kv_empty.arrive(values)"
+
+
+def attend_with(mistake: tuple[str, str], schedule: str, seed: int = 0, inputs: tuple | None = None, **values) -> None:
+    """Verify a kernel with a mistake in it."""
+    stage = load_stage(9, mistake)
+    config = stage.config(**{**VALUES, **values})
+    fresh, outputs = make_arguments(stage, config, seed=seed)
+    inputs = inputs or fresh
+    stage.build(**{**VALUES, **values})(*inputs, *outputs, schedule=schedule, seed=seed)
+    check_outputs(stage, config, inputs, outputs)
+
+
+def test_products_that_do_not_wait_for_the_correction() -> None:
+    """Nothing happens where no maximum rises beyond the threshold, and even then not if correction is quick."""
+    mistake = (RESCALED, "                T.evaluate(0)\n")
+    attend_with(mistake, "early")
+    attend_with(mistake, "late", inputs=rising(12))
+    with pytest.raises(Mismatch):
+        attend_with(mistake, "early", inputs=rising(12))
+
+
+def test_weights_handed_over_before_they_are_stored() -> None:
+    mistake = (STORED, STORED[: STORED.index("\n") + 1])
+    attend_with(mistake, "early")
+    with pytest.raises(Mismatch, match="is nan"):
+        attend_with(mistake, "random")
+
+
+def test_a_ring_that_is_released_after_the_first_of_two_tiles() -> None:
+    mistake = (RELEASED, RELEASED.replace("TILES - 1", "0"))
+    attend_with(mistake, "early")
+    with pytest.raises(Mismatch):
+        attend_with(mistake, "late")
+
+
+def test_queries_that_are_overwritten_by_those_of_the_next_work() -> None:
+    with pytest.raises(Mismatch):
+        attend_with((QUERIES_READ, "            q_full"), "early", sq=512, skv=256, ctas=1)
+
+
+def test_factors_that_overtake_each_other_hang() -> None:
+    with pytest.raises(Deadlock, match="warp 13 waits"):
+        attend_with((FACTOR_READ, ""), "late", inputs=rising(12))
+
+
+def test_releases_that_nobody_waits_for_come_after_the_end() -> None:
+    with pytest.raises(InvalidAddress, match="tcgen05.commit completes after CTA"):
+        attend_with(("                    drain()\n", ""), "late", mask="causal", sq=512)
+
+
+def test_the_polynomial_of_minus_infinity_is_no_number() -> None:
+    mistake = (CLAMPED, "self.x[j + k] = self.x[j + k]")
+    attend_with(mistake, "early", skv=256)
+    with pytest.raises(Mismatch, match="is nan"):
+        attend_with(mistake, "early", skv=250)
+
+
+def test_a_fraction_on_both_sides_of_0_is_where_the_polynomial_is_bad() -> None:
+    with pytest.raises(Mismatch):
+        attend_with(("T.ptx.add.rm.ftz.f32x2(whole", "T.ptx.add.rn.ftz.f32x2(whole"), "early")
+
+
+def test_a_lowest_base_of_minus_infinity_fails_where_a_row_sees_nothing() -> None:
+    mistake = ("LOWEST = -1e38", "LOWEST = -inf")
+    attend_with(mistake, "early")
+    with pytest.raises(Mismatch, match="is nan, expected 0"):
+        attend_with(mistake, "early", sq=256, skv=100, mask="causal")
+
+
+# -- the drawings ------------------------------------------------------------------------------------------------------
+
+
+def test_the_drawings_are_current() -> None:
+    folder = stage_script(9).parent
+    spec = importlib.util.spec_from_file_location("diagrams", folder / "diagrams.py")
+    diagrams = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(diagrams)
+    assert len(diagrams.barriers()) == 12
+    for name, text in diagrams.drawings().items():
+        assert (folder / name).read_text(encoding="utf-8") == text, f"run {folder.name}/diagrams.py {folder.name}"
