@@ -147,11 +147,20 @@ START = (
     "        T.ptx.tcgen05.fence__after_thread_sync()\n        first_column",
 )
 END = ("        T.cuda.cta_sync()\n        if warp == 0:\n", "        if warp == 0:\n")
-NO_EFFECT = [
+NO_EFFECT = [  # every fence, and wait::ld
     ("        T.ptx.fence.mbarrier_init.release.cluster()\n        T.ptx.fence.proxy.async_.shared__cta()\n", ""),
     ("            T.ptx.fence.proxy.async_.shared__cta()\n            T.cuda.warp_sync()\n", ""),
     ("            T.ptx.tcgen05.fence__after_thread_sync()\n            # Nobody", "            # Nobody"),
     ("            T.ptx.tcgen05.wait__ld.sync.aligned()\n", ""),
+    (
+        "        T.ptx.tcgen05.fence__before_thread_sync()\n" + START[0],
+        "        T.cuda.cta_sync()\n        first_column",
+    ),
+    (
+        "        finished.wait(0, 0)\n        T.ptx.tcgen05.fence__after_thread_sync()\n",
+        "        finished.wait(0, 0)\n",
+    ),
+    ("        T.ptx.tcgen05.fence__before_thread_sync()\n" + END[0], END[0]),
 ]
 
 

@@ -1,5 +1,8 @@
 """Stage 06 on the emulator: the ring, the order of the tiles, the machine code, and the mistakes of the README."""
 
+import re
+import subprocess
+import sys
 from functools import cache
 
 import pytest
@@ -8,6 +11,7 @@ import torch
 from common.build import Kernel, build
 from common.emulator import Deadlock, EmulatorError
 from common.launch_spec import launch_shape
+from common.series import ROOT
 from common.stage import BadSize
 from common.verify import Mismatch, make_arguments, poisoned, verify_stage
 from tests.sass import innermost_loop, instructions, opcodes
@@ -194,3 +198,10 @@ def test_only_the_random_schedule_overwrites_a_chunk_that_is_still_being_stored(
 def test_without_a_spare_stage_the_result_is_the_same() -> None:
     """It is the time that differs: every load would wait for the product that was just asked for."""
     verify_with(NO_SPARE)
+
+
+def test_the_readme_counts_the_waves_as_its_program_does() -> None:
+    readme = (ROOT / "06_gemm_pipelined/README.md").read_text(encoding="utf-8")
+    program, shown = re.search(r"^```python\n(.*?)^```\n\n```\n(.*?)^```$", readme, re.DOTALL | re.MULTILINE).groups()
+    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert printed == shown
