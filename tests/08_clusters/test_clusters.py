@@ -12,7 +12,7 @@ from common.emulator.machine.scheduler import Limits
 from common.series import stage_script
 from common.stage import BadSize, Config
 from common.verify import make_arguments, verify_stage
-from tests.machine_code import DIVISION, count, innermost_loop
+from tests.sass import DIVISION, count, innermost_loop
 from tests.stages import load_stage
 
 STAGE = load_stage(8)
@@ -106,7 +106,7 @@ def test_the_issuing_threads_issue_little_else(sizes: dict) -> None:
 def test_the_epilogue_is_one_loop_over_tiles_with_wide_stores() -> None:
     loop = innermost_loop(built(**DEFAULT)[1].sass(), "UTMASTG")
     assert count(loop, "UTMASTG") == count(loop, "LDTM") == 4  # chunks of 64 columns
-    assert count(loop, "STS") == sum("STS.128" in line for line in loop) == 4 * 8
+    assert count(loop, "STS") == count(loop, "STS.128") == 4 * 8
     assert count(loop, "STG", "LDG") == 0
 
 
