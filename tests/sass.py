@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+DIVISION = ("I2F", "F2I", "MUFU", "IMAD.HI", "CALL")  # what an integer division is made of
 _LABEL = re.compile(r"^(\.L_x_\d+):")
 _INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(.+?)\s*;?\s*$")
 _BRANCH = re.compile(r"\bBRA\S*\s.*`\((\.L_x_\d+)\)")
@@ -17,6 +18,11 @@ def instructions(sass: str) -> list[str]:
 def opcodes(code: list[str]) -> list[str]:
     """What each instruction does, without predicate and operands: `UTMALDG.2D`."""
     return [re.sub(r"^@\S+\s+", "", text).split()[0] for text in code]
+
+
+def count(code: list[str], *names: str) -> int:
+    """How many instructions have an opcode that starts with one of `names`."""
+    return sum(name.startswith(names) for name in opcodes(code))
 
 
 def innermost_loop(sass: str, opcode: str) -> list[str]:
