@@ -42,7 +42,6 @@ MAX_STAGES = 16  # of SMEM for A and B, if so many fit
 D_STAGES = 2  # of SMEM for D: one is filled while the other is read
 CTA_SMEM_BYTES = 227 * 1024  # the most that one CTA can have
 BARRIER_BYTES = 1024  # more than the barriers need: the ring starts where a swizzle pattern does
-GROUP = 16  # rows of tiles that are walked together: the CTAs that run at one time cover a block, near a square
 
 
 def make_kernel(config: Config):
@@ -65,6 +64,7 @@ def make_kernel(config: Config):
     D_LAYOUT = mma_shared_layout(dtype, SWIZZLE, (D_STAGES, BLOCK_M, CHUNK))
     BY_TMA = n * config.itemsize % CHUNK_BYTES == 0  # or else no tensor map can express the rows of D
 
+    GROUP = 2048 // TILE_M  # rows of tiles walked together: what runs at one time covers a block near a square
     # Down the columns of a group, then the next group. With rows one after the other, CTAs that run together would
     # share one row of A and read all of B. The last group may have fewer rows: two divisors, both constants.
     WHOLE, REST = TILES_M // GROUP * GROUP * TILES_N, max(TILES_M % GROUP, 1)

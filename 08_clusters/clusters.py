@@ -4,10 +4,9 @@ D = A B^T. A is (m, k), B is (n, k), D is (m, n), as a linear layer has them: A 
 K-major: what is multiplied and summed up is contiguous. float16 or bfloat16 in, sums in float32, D rounded once to the
 type of A and B. Any m and n; k a multiple of 8, since the rows of a TMA tensor are multiples of 16 bytes.
 
-In stage 07 an SM loaded all that its own products needed, more bytes per clock than L2 has for it. Here the two SMs
-of a cluster share a tile: each loads half of A's rows and half of B's, and one instruction reads both halves. With
-`--tile 512x256` every B meets two A. With `--scheduler clc` a cluster asks the hardware for its next tile: it cancels
-the launch of a cluster that has not started, and does its work. `--epilogue` is what a model does with D.
+In stage 07 an SM loaded all that its products needed, more bytes per clock than L2 has for it. Here the two SMs of a
+cluster share a tile: each loads half of A and half of B, and one instruction reads all. `--tile 512x256`: every B meets
+two A. `--scheduler clc`: the hardware deals out tiles, as launches to cancel. `--epilogue`: what a model does with D.
 
 `make stage-08` runs it, `make diff-08` shows what changed since stage 07. Run this script with `--help` for its flags.
 From elsewhere: `build(m, n, k, dtype)` returns the kernel.
@@ -38,14 +37,13 @@ SWIZZLE = 3  # TIRx's name for 128 bytes
 
 BLOCK_K = 64  # of K in a stage: ATOM_BYTES of either type, four instructions of 16
 TMEM_LANES = 128
-ACCUMULATORS = 2  # sets of sums in TMEM: for two tiles, or for the two halves of one
+ACCUMULATORS = 2  # sets of sums in TMEM: one is stored while the other is summed up
 RESPONSES = 2  # of cluster launch control, CHUNK_BYTES each
 CANCEL = "clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes.multicast::cluster::all.b128"
 MAX_STAGES = 16  # of SMEM for A and B, if so many fit
 D_STAGES = 2  # of SMEM for D: one is filled while the other is read
 CTA_SMEM_BYTES = 227 * 1024  # the most that one CTA can have
 BARRIER_BYTES = 1024  # more than the barriers need: the ring starts where a swizzle pattern does
-GROUP = 16  # rows of tiles that are walked together: the CTAs that run at one time cover a block, near a square
 
 
 def make_kernel(config: Config):
@@ -73,6 +71,7 @@ def make_kernel(config: Config):
     finish = make_finish(config, CHUNK)
     BY_TMA = n * config.itemsize % CHUNK_BYTES == 0  # or else no tensor map can express the rows of D
 
+    GROUP = 2048 // TILE_M  # rows of tiles walked together: what runs at one time covers a block near a square
     # Down the columns of a group, then the next group. With rows one after the other, CTAs that run together would
     # share one row of A and read all of B. The last group may have fewer rows: two divisors, both constants.
     WHOLE, REST = TILES_M // GROUP * GROUP * TILES_N, max(TILES_M % GROUP, 1)
