@@ -46,7 +46,8 @@ MAX_STAGES = 6  # of the ring: more than six blocks ahead hide nothing more
 L2_BYTES = 126 * 1024 * 1024
 
 LOADER, MMA, STORER = 0, 1, 2  # warps of the last warpgroup; the fourth has nothing to do
-REGISTERS = {"softmax": 192, "correction": 80, "others": 48}  # of a thread; two softmax and one of each are 64 K
+# Registers of a thread. Two warpgroups of the first and one of each of the others have all 64 K.
+SOFTMAX_REGISTERS, CORRECTION_REGISTERS, OTHER_REGISTERS = 192, 80, 48
 
 LOG2_E = 1.4426950408889634
 LN_2 = 0.6931471805599453
@@ -474,6 +475,8 @@ def make_two_tiles(config: Config):
     SOFTMAX_WARPS = TILES * WARPGROUP
     OTHER_WARPGROUP = TILES + 1 if CORRECTION else TILES
     WARPS = (OTHER_WARPGROUP + 1) * WARPGROUP
+    # Without a correction warpgroup, softmax does its work and has its registers.
+    OWN_REGISTERS = SOFTMAX_REGISTERS if CORRECTION else SOFTMAX_REGISTERS + CORRECTION_REGISTERS // TILES
     # Who reads O last gives TMEM back.
     FIRST_READER, READERS = (SOFTMAX_WARPS, WARPGROUP) if CORRECTION else (0, SOFTMAX_WARPS)
 
@@ -839,9 +842,9 @@ def make_two_tiles(config: Config):
             T.ptx.cp.async_.bulk.wait_group.read(0)
             out_empty.arrive(tile)
 
-        # The CTA starts with 128 registers a thread. Softmax keeps a row of scores in them, the others need few.
+        # All threads start with as many registers. Softmax keeps a row of scores in them, the others need few.
         if warpgroup < TILES:
-            T.ptx.setmaxnreg.inc.sync.aligned.u32(REGISTERS["softmax"])
+            T.ptx.setmaxnreg.inc.sync.aligned.u32(OWN_REGISTERS)
             while work < WORK:
                 locate()
                 attend_to_all()
@@ -849,7 +852,7 @@ def make_two_tiles(config: Config):
             if not CORRECTION:
                 give_tmem_back()
         elif warpgroup < OTHER_WARPGROUP:
-            T.ptx.setmaxnreg.dec.sync.aligned.u32(REGISTERS["correction"])
+            T.ptx.setmaxnreg.dec.sync.aligned.u32(CORRECTION_REGISTERS)
             for tile in T.unroll(TILES):
                 heard[tile] = 0
             while work < WORK:
@@ -859,7 +862,7 @@ def make_two_tiles(config: Config):
             if CORRECTION:
                 give_tmem_back()
         else:
-            T.ptx.setmaxnreg.dec.sync.aligned.u32(REGISTERS["others"])
+            T.ptx.setmaxnreg.dec.sync.aligned.u32(OTHER_REGISTERS)
             if warp == LOADER:
                 if T.cuda.elect_sync():
                     slot.init(1)  # a fresh ring is empty: the first wait for the phase before the first passes at once
