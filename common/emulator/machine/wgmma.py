@@ -189,11 +189,12 @@ def _rows_of(words: np.ndarray) -> np.ndarray:
 def _indices(metadata: np.ndarray, kind: str, selector: int) -> np.ndarray:
     """The 4-bit indices of every row of A, (64, chunks), from the metadata registers (128,).
 
-    A lane holds a part of a row along K in its low half, and in its high half the same of the row eight below. Two
-    neighbours hold all of a row for types of 16 and 32 bits, those that the selector says, four for others.
+    Of four neighbouring lanes, those two that the selector says hold rows r and r + 8 for types of 16 and 32 bits: each
+    one half of K, row r in the low half of the register. For types of 8 bits all four do, and a register is half of a
+    row: lanes 0 and 2 have row r, lanes 1 and 3 row r + 8 (so found on an H200; the ISA shows it in figures only).
     """
     words = metadata.reshape(WARPS, _BLOCK, _THREADS)
     if ELEMENT_BYTES.get(kind, 1) > 1:
-        words = words[..., 2 * selector : 2 * selector + 2]
-    halves = np.ascontiguousarray(words).view(np.uint16).reshape(WARPS, _BLOCK, -1, 2)
-    return nibbles_of(halves.transpose(0, 3, 1, 2).reshape(M, -1))
+        words = np.ascontiguousarray(words[..., 2 * selector : 2 * selector + 2]).view(np.uint16)
+    parts = words.reshape(WARPS, _BLOCK, 2, 2)  # warp, row, half of K, row r or r + 8
+    return nibbles_of(parts.transpose(0, 3, 1, 2).reshape(M, -1))

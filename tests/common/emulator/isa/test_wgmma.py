@@ -10,90 +10,32 @@ import pytest
 from common.emulator import Deadlock, DivergenceFault, Emulator, Fault, OutOfBounds, UnsupportedInstruction
 from common.emulator.faults import DescriptorFault, PtxSyntaxError
 from common.emulator.machine.events import SCHEDULES
-from tests.common.emulator.isa.mma_reference import value_of
 from tests.common.emulator.isa.wgmma_programs import (
-    A_AT,
     B_AT,
     COMMIT,
+    DTYPES,
     FENCE,
     FINISH,
+    HALVES,
     IMAGE,
+    K_OF,
+    SPARSE_TYPES,
+    TYPES,
     WAIT,
     WARPGROUP,
     M,
-    Matrix,
     Product,
+    compress,
+    inputs_of,
     matrix_of_d,
+    product,
     program,
-    registers_of_a,
+    random_d,
     registers_of_d,
     run,
     scale_d,
     vector,
 )
-
-DTYPES = {"f16": np.float16, "f32": np.float32, "s32": np.int32}
-K_OF = {"f16": 16, "bf16": 16, "tf32": 8, "e4m3": 32, "e5m2": 32, "s8": 32, "u8": 32, "b1": 256}
-FP8, INTEGERS = ("e4m3", "e5m2"), ("s8", "u8")
-TYPES = [
-    ("f16", "f16", "f16"), ("f32", "f16", "f16"), ("f32", "bf16", "bf16"), ("f32", "tf32", "tf32"),
-    *((d, a, b) for d in ("f16", "f32") for a in FP8 for b in FP8),
-    *(("s32", a, b) for a in INTEGERS for b in INTEGERS),
-    ("s32", "b1", "b1"),
-]  # fmt: skip
-HALVES = ("f16", "bf16")
-SPARSE_TYPES = [types for types in TYPES if types[1] != "b1"]
-
-
-def codes_of(rng: np.random.Generator, kind: str, shape: tuple[int, int]) -> np.ndarray:
-    """Codes whose products and sums are exact: small whole numbers, any integer, any bit."""
-    if kind == "b1":
-        return rng.integers(0, 2, shape)
-    if kind in INTEGERS:
-        return rng.integers(0, 256, shape)
-    values = rng.integers(-4, 5, shape).astype(np.float32)
-    if kind == "f16":
-        return values.astype(np.float16).view(np.uint16).astype(np.int64)
-    if kind == "bf16":
-        return (values.view(np.uint32) >> 16).astype(np.int64)
-    if kind == "tf32":  # the 13 lowest bits do not count
-        return values.view(np.uint32).astype(np.int64) | rng.integers(0, 1 << 13, shape)
-    codes = np.array([code for code in range(256) if code & 0x7F < 0x78])
-    table = dict(zip(value_of(kind, codes).tolist(), codes.tolist()))
-    return np.vectorize(table.__getitem__)(values.astype(np.float64))
-
-
-def random_d(rng: np.random.Generator, kind: str, n: int) -> np.ndarray:
-    limit = 1 << 31 if kind == "s32" else 100
-    return rng.integers(-limit, limit, (M, n)).astype(DTYPES[kind])
-
-
-def product(
-    d: str = "f32",
-    a: str = "f16",
-    b: str = "f16",
-    n: int = 16,
-    constants: str | None = None,
-    a_layout: tuple[str, bool] = ("none", False),
-    b_layout: tuple[str, bool] = ("none", False),
-    a_in_registers: bool = False,
-    sparse: str = "",
-    first: int = 0,
-) -> Product:
-    """A product of random operands. `a_layout`, `b_layout`: swizzle, and whether MN-major."""
-    rng = np.random.default_rng(0)
-    k = K_OF[a] * (2 if sparse else 1)
-    matrix_a = Matrix(codes_of(rng, a, (M, K_OF[a])), a, A_AT, *a_layout)
-    matrix_b = Matrix(codes_of(rng, b, (n, k)), b, B_AT, *b_layout)
-    if constants is None:
-        majors = [a_layout[1], b_layout[1]] if a in HALVES else []
-        constants = ", ".join(["1", "1"] * (d != "s32") + [str(int(major)) for major in majors[a_in_registers:]])
-    bits = ".and.popc" if a == "b1" else ""
-    return Product(
-        opcode=f"{'.sp' if sparse else ''}.sync.aligned.m64n{n}k{k}.{d}.{a}.{b}{bits}",
-        a=matrix_a, b=matrix_b, constants=constants, registers=n // 4 if d == "f16" else n // 2, first=first,
-        a_in_registers=a_in_registers, sparse=sparse,
-    )  # fmt: skip
 
 
 def execute(p: Product, old: np.ndarray | None) -> np.ndarray:
@@ -102,14 +44,6 @@ def execute(p: Product, old: np.ndarray | None) -> np.ndarray:
     text = scale_d(old is not None) + FENCE + p.text + FINISH
     after = run(text, p.image(), before, inputs_of(p))
     return matrix_of_d(after, next(DTYPES[part] for part in p.opcode.split(".") if part in DTYPES))
-
-
-def inputs_of(p: Product, metadata: np.ndarray | int = 0) -> np.ndarray:
-    inputs = np.zeros((5, WARPGROUP), np.uint32)
-    inputs[4] = metadata
-    if p.a_in_registers:
-        inputs[:4] = registers_of_a(p.a.codes, p.a.kind)
-    return inputs
 
 
 def wrapped(exact: np.ndarray) -> np.ndarray:
@@ -165,9 +99,9 @@ def test_a_negated_zero_is_no_minus_zero() -> None:
     assert (execute(p, None).view(np.uint32) == 0).all()
 
 
-@pytest.mark.parametrize("position", [".sync.aligned.m64n16k32.satfinite.s32.s8.s8", ".sync.aligned.m64n16k32.s32.s8.s8.satfinite"])  # fmt: skip
-def test_saturation(position: str) -> None:
-    p = replace(product("s32", "s8", "s8"), opcode=position)
+@pytest.mark.parametrize("types", ["satfinite.s32.s8.s8", "s32.s8.s8.satfinite"])
+def test_saturation(types: str) -> None:
+    p = replace(product("s32", "s8", "s8"), opcode=f".sync.aligned.m64n16k32.{types}")
     old = np.random.default_rng(1).choice([-(1 << 31), (1 << 31) - 1], (M, 16)).astype(np.int32)
     exact = p.a.values @ p.b.values.T + old
     np.testing.assert_array_equal(execute(p, old), np.clip(exact, -(1 << 31), (1 << 31) - 1))
@@ -187,29 +121,6 @@ def test_nan_is_canonical() -> None:
 
 
 # -- sparse A ------------------------------------------------------------------------------------------------------
-
-
-def compress(rng: np.random.Generator, p: Product) -> tuple[np.ndarray, np.ndarray]:
-    """A in full (64, K), of the stored values of `p` at random places, and the metadata registers (128,)."""
-    tf32 = p.a.kind == "tf32"
-    stored = p.a.values.reshape(M, -1, 1 if tf32 else 2)
-    chunks = stored.shape[1]
-    full = np.zeros((M, chunks, 2 if tf32 else 4))
-    nibbles = np.zeros((M, chunks), np.int64)
-    for row, chunk in np.ndindex(M, chunks):
-        places = [rng.integers(2)] if tf32 else rng.choice(4, 2, replace=False)
-        full[row, chunk, places] = stored[row, chunk]
-        nibbles[row, chunk] = (0b0100, 0b1110)[places[0]] if tf32 else places[0] | places[1] << 2
-    # Two or four lanes hold a row: four chunks in each half, the upper half being the row eight below.
-    lanes_per_row = chunks // 4
-    selector = int(p.sparse[-1])
-    words = rng.integers(0, 1 << 32, WARPGROUP)
-    for row, part in np.ndindex(M, lanes_per_row):
-        lane = row // 16 * 32 + row % 8 * 4 + 2 * selector + part
-        half = row % 16 // 8 * 16
-        bits = sum(int(nibbles[row, 4 * part + place]) << 4 * place for place in range(4))
-        words[lane] = words[lane] & ~(0xFFFF << half) | bits << half
-    return full.reshape(M, -1), words.astype(np.uint32)
 
 
 @pytest.mark.parametrize("in_registers", [False, True], ids=["smem", "registers"])
@@ -274,7 +185,8 @@ def test_groups(schedule: str, warpgroups: int) -> None:
     p = product()
     second = replace(p, first=p.registers)
     use = "".join(f"add.f32 %d{r}, %d{r}, 0f3F800000;" for r in range(p.registers))
-    text = FENCE + scale_d(False) + p.text + COMMIT + second.text + COMMIT + "wgmma.wait_group.sync.aligned 1;" + use + WAIT  # fmt: skip
+    wait = "wgmma.wait_group.sync.aligned 1;"
+    text = FENCE + scale_d(False) + p.text + COMMIT + second.text + COMMIT + wait + use + WAIT
     after = run(text, p.image(), np.zeros((TWO_SETS, warpgroups * WARPGROUP), np.uint32), schedule=schedule, seed=3)
     for group in range(warpgroups):
         words = after[:, group * WARPGROUP : (group + 1) * WARPGROUP]
@@ -377,8 +289,9 @@ def test_warps_must_execute_the_same_instruction() -> None:
 
 
 def test_warps_must_give_the_same_descriptors() -> None:
-    issue = product().text.split("\n")[1]
-    text = f"{FENCE} {scale_d(False)} mov.b64 %da, {product().a.descriptor}; mov.b64 %db, {product().b.descriptor};"
+    p = product()
+    issue = p.text.split("\n")[1]
+    text = f"{FENCE} {scale_d(False)} add.u64 %da, %memory, {p.a.descriptor}; add.u64 %db, %memory, {p.b.descriptor};"
     with pytest.raises(Fault, match="warps of warpgroup 0 give different descriptors or scale-d"):
         fails(f"{text} cvt.u64.u32 %offset, %warp; add.u64 %db, %db, %offset; {issue} {FINISH}")
     with pytest.raises(Fault, match="threads of a warp give different descriptors or scale-d"):
@@ -412,7 +325,7 @@ def test_the_same_registers_after_a_wait(schedule: str) -> None:
 )
 def test_descriptor_bits_that_must_be_zero(bits: int, message: str) -> None:
     p = product()
-    text = p.text.replace(f"%db, {p.b.descriptor:#x}", f"%db, {p.b.descriptor | bits:#x}")
+    text = p.text.replace(f"%memory, {p.b.descriptor:#x}", f"%memory, {p.b.descriptor | bits:#x}")
     with pytest.raises(DescriptorFault, match=message):
         fails(FENCE + scale_d(False) + text + FINISH)
 

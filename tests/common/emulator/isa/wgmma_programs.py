@@ -6,11 +6,11 @@ The layouts of registers are written out element by element, apart from the emul
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
 from common.emulator import Emulator
-from common.emulator.machine.memory import RESERVED_SHARED
 from tests.common.emulator.isa.mma_reference import BITS, SPANS, value_of, write_matrix
 
 M, WARPGROUP = 64, 128
@@ -23,8 +23,32 @@ WAIT = "wgmma.wait_group.sync.aligned 0;"
 FINISH = COMMIT + WAIT
 
 
+DTYPES = {"f16": np.float16, "f32": np.float32, "s32": np.int32}
+K_OF = {"f16": 16, "bf16": 16, "tf32": 8, "e4m3": 32, "e5m2": 32, "s8": 32, "u8": 32, "b1": 256}
+FP8, INTEGERS = ("e4m3", "e5m2"), ("s8", "u8")
+TYPES = [
+    ("f16", "f16", "f16"), ("f32", "f16", "f16"), ("f32", "bf16", "bf16"), ("f32", "tf32", "tf32"),
+    *((d, a, b) for d in ("f16", "f32") for a in FP8 for b in FP8),
+    *(("s32", a, b) for a in INTEGERS for b in INTEGERS),
+    ("s32", "b1", "b1"),
+]  # fmt: skip
+HALVES = ("f16", "bf16")
+SPARSE_TYPES = [types for types in TYPES if types[1] != "b1"]
+ORDERED = (0b0100, 0b1000, 0b1100, 0b1001, 0b1101, 0b1110)  # sparse: pairs of indices, the lower one first
+INPUTS = ("%a0", "%a1", "%a2", "%a3", "%meta")
+
+
+class Integers(Protocol):
+    """What of a NumPy generator is used."""
+
+    def integers(self, low: int, high: int, size: tuple[int, ...]) -> np.ndarray: ...
+
+
 def program(body: str, registers: int, target: str = "sm_90a") -> str:
-    """D is %d0, %d1, ...; A may be in %a0 to %a3, metadata in %meta; %thread and %warp are there, %p is free."""
+    """D is %d0, %d1, ... and A, if it is not in shared memory, %a0 to %a3; %meta is the metadata of a sparse A.
+
+    %memory is the image's address as descriptors count; %thread and %warp are there; %p, %q, %x and %at are free.
+    """
     loads = "".join(f"ld.global.b32 %d{r}, [%before]; add.u64 %before, %before, %row;\n" for r in range(registers))
     stores = "".join(f"st.global.b32 [%after], %d{r}; add.u64 %after, %after, %row;\n" for r in range(registers))
     inputs = "".join(f"ld.global.b32 {name}, [%inputs]; add.u64 %inputs, %inputs, %row;\n" for name in INPUTS)
@@ -35,8 +59,9 @@ def program(body: str, registers: int, target: str = "sm_90a") -> str:
 .extern .shared .align 1024 .b8 memory[];
 .visible .entry k(.param .u64 image, .param .u64 before, .param .u64 inputs, .param .u64 after)
 {{ .reg .b32 %thread, %warp, %threads, %base, %at, %end, %step, %x, %v<4>, %d<{registers}>, %a<4>, %meta;
-.reg .b64 %image, %before, %inputs, %after, %offset, %row, %da, %db; .reg .pred %p, %q;
+.reg .b64 %image, %before, %inputs, %after, %offset, %row, %memory, %da, %db; .reg .pred %p, %q;
 mov.u32 %thread, %tid.x; shr.u32 %warp, %thread, 5; mov.u32 %threads, %ntid.x; mov.u32 %base, memory;
+cvt.u64.u32 %memory, %base; shr.u64 %memory, %memory, 4;
 mad.lo.u32 %at, %thread, 16, %base; add.u32 %end, %base, {IMAGE}; mul.lo.u32 %step, %threads, 16;
 mul.wide.u32 %row, %threads, 4; mul.wide.u32 %offset, %thread, 16;
 ld.param.u64 %image, [image]; add.u64 %image, %image, %offset;
@@ -51,9 +76,6 @@ ld.param.u64 %after, [after]; add.u64 %after, %after, %offset;
 {body}
 {stores} ret; }}
 """
-
-
-INPUTS = ("%a0", "%a1", "%a2", "%a3", "%meta")
 
 
 def run(
@@ -90,7 +112,7 @@ class Matrix:
     @property
     def descriptor(self) -> int:
         lbo, sbo = self._strides
-        return (RESERVED_SHARED + self.at) >> 4 | lbo >> 4 << 16 | sbo >> 4 << 32 | SWIZZLE_CODES[self.swizzle] << 62
+        return self.at >> 4 | lbo >> 4 << 16 | sbo >> 4 << 32 | SWIZZLE_CODES[self.swizzle] << 62
 
     def put(self, image: np.ndarray) -> None:
         codes, kind = self._stored
@@ -176,7 +198,7 @@ class Product:
         """Makes the descriptors and issues it; scale-d is %q."""
         a = vector(4, name="%a") if self.a_in_registers else "%da"
         return (
-            f"mov.b64 %da, {self.a.descriptor:#x}; mov.b64 %db, {self.b.descriptor:#x};\n"
+            f"add.u64 %da, %memory, {self.a.descriptor:#x}; add.u64 %db, %memory, {self.b.descriptor:#x};\n"
             f"wgmma.mma_async{self.opcode} {vector(self.registers, self.first)}, {a}, %db{self.sparse}, %q"
             f"{', ' * bool(self.constants)}{self.constants};"
         )
@@ -190,3 +212,96 @@ class Product:
 
 def scale_d(keep: bool) -> str:
     return f"setp.eq.u32 %q, {int(keep)}, 1;"
+
+
+def codes_of(rng: Integers, kind: str, shape: tuple[int, int]) -> np.ndarray:
+    """Codes whose products and sums are exact: small whole numbers, any integer, any bit."""
+    if kind == "b1":
+        return rng.integers(0, 2, shape)
+    if kind in INTEGERS:
+        return rng.integers(0, 256, shape)
+    values = rng.integers(-4, 5, shape).astype(np.float32)
+    if kind == "f16":
+        return values.astype(np.float16).view(np.uint16).astype(np.int64)
+    if kind == "bf16":
+        return (values.view(np.uint32) >> 16).astype(np.int64)
+    if kind == "tf32":  # the 13 lowest bits do not count
+        return values.view(np.uint32).astype(np.int64) | rng.integers(0, 1 << 13, shape)
+    codes = np.array([code for code in range(256) if code & 0x7F < 0x78])
+    table = dict(zip(value_of(kind, codes).tolist(), codes.tolist()))
+    return np.vectorize(table.__getitem__)(values.astype(np.float64))
+
+
+def random_d(rng: Integers, kind: str, n: int) -> np.ndarray:
+    """D (64, n): any integers, or small whole numbers."""
+    limit = 1 << 31 if kind == "s32" else 100
+    return rng.integers(-limit, limit, (M, n)).astype(DTYPES[kind])
+
+
+def product(
+    d: str = "f32",
+    a: str = "f16",
+    b: str = "f16",
+    n: int = 16,
+    constants: str | None = None,
+    a_layout: tuple[str, bool] = ("none", False),
+    b_layout: tuple[str, bool] = ("none", False),
+    a_in_registers: bool = False,
+    sparse: str = "",
+    first: int = 0,
+    rng: Integers | None = None,
+) -> Product:
+    """A product of random operands. `a_layout`, `b_layout`: swizzle, and whether MN-major."""
+    rng = rng or np.random.default_rng(0)
+    k = K_OF[a] * (2 if sparse else 1)
+    matrix_a = Matrix(codes_of(rng, a, (M, K_OF[a])), a, A_AT, *a_layout)
+    matrix_b = Matrix(codes_of(rng, b, (n, k)), b, B_AT, *b_layout)
+    if constants is None:
+        majors = [a_layout[1], b_layout[1]] if a in HALVES else []
+        constants = ", ".join(["1", "1"] * (d != "s32") + [str(int(major)) for major in majors[a_in_registers:]])
+    bits = ".and.popc" if a == "b1" else ""
+    return Product(
+        opcode=f"{'.sp' if sparse else ''}.sync.aligned.m64n{n}k{k}.{d}.{a}.{b}{bits}",
+        a=matrix_a, b=matrix_b, constants=constants, registers=n // 4 if d == "f16" else n // 2, first=first,
+        a_in_registers=a_in_registers, sparse=sparse,
+    )  # fmt: skip
+
+
+def inputs_of(p: Product, metadata: np.ndarray | int = 0) -> np.ndarray:
+    inputs = np.zeros((5, WARPGROUP), np.uint32)
+    inputs[4] = metadata
+    if p.a_in_registers:
+        inputs[:4] = registers_of_a(p.a.codes, p.a.kind)
+    return inputs
+
+
+def compress(rng: Integers, p: Product, pairs: tuple[int, ...] = ORDERED) -> tuple[np.ndarray, np.ndarray]:
+    """A in full (64, K), of the stored values of `p` at random places, and the metadata registers (128,).
+
+    `pairs`: the 4-bit indices to choose from, but for tf32.
+    """
+    tf32 = p.a.kind == "tf32"
+    if tf32:
+        pairs = (0b0100, 0b1110)
+    stored = p.a.values.reshape(M, -1, 1 if tf32 else 2)
+    chunks = stored.shape[1]
+    full = np.zeros((M, chunks, 2 if tf32 else 4))
+    indices = np.array(pairs)[rng.integers(0, len(pairs), (M, chunks))]
+    for row, chunk in np.ndindex(M, chunks):
+        index = indices[row, chunk]
+        places = [index >> 3] if tf32 else [index & 3, index >> 2]
+        full[row, chunk, places] = stored[row, chunk]
+    words = rng.integers(0, 1 << 32, (WARPGROUP,)).astype(np.int64)
+    for row, chunk in np.ndindex(M, chunks):
+        lane, bit = _metadata_place(row, chunk, chunks, int(p.sparse[-1]))
+        words[lane] = words[lane] & ~(0xF << bit) | int(indices[row, chunk]) << bit
+    return full.reshape(M, -1), words.astype(np.uint32)
+
+
+def _metadata_place(row: int, chunk: int, chunks: int, selector: int) -> tuple[int, int]:
+    """Lane and lowest bit of an index. With 8 chunks a row has 16 bits in each of two lanes, with 16 all of them."""
+    first_lane = row // 16 * 32 + row % 8 * 4
+    lower = row % 16 // 8
+    if chunks == 8:
+        return first_lane + 2 * selector + chunk // 4, 16 * lower + 4 * (chunk % 4)
+    return first_lane + 2 * (chunk // 8) + lower, 4 * (chunk % 8)
