@@ -26,6 +26,7 @@ from tests.golden import (
     cases_tma,
     cases_warp,
     cases_wgmma,
+    cases_wgmma_types,
 )
 from tests.golden.case import Case
 
@@ -38,6 +39,7 @@ EXACT: dict[str, Callable[[], Iterator[Case]]] = {
     "atomic": cases_atomic.cases,
     "matrix": cases_matrix.cases,
     "wgmma": cases_wgmma.cases,
+    "wgmma_types": cases_wgmma_types.cases,
     "mbarrier": cases_mbarrier.cases,
     "bulk": cases_bulk.cases,
     "tma": cases_tma.cases,
@@ -46,6 +48,7 @@ EXACT: dict[str, Callable[[], Iterator[Case]]] = {
 }
 TOLERANT: dict[str, Callable[[], Iterator[Case]]] = {
     "rounded": cases_matrix.rounded_cases,
+    "wgmma_rounded": cases_wgmma_types.rounded_cases,
     "approximate": cases_approximate.cases,
 }
 FAMILIES = EXACT | TOLERANT
