@@ -249,6 +249,16 @@ def test_operands_are_read_when_the_operation_runs(overwrite: str) -> None:
     assert (late != early).any()
 
 
+def test_counters() -> None:
+    p = product()
+    arrays = [p.image(), *(np.zeros((rows, WARPGROUP), np.uint32) for rows in (p.registers, 5, p.registers))]
+    text = program(FENCE + scale_d(False) + p.text + p.text + FINISH, p.registers)
+    counters = Emulator().launch(text, "k", grid=1, block=WARPGROUP, shared_bytes=IMAGE, args=arrays).counters
+    assert counters.flops["tensor f16"] == 2 * 2 * 64 * 16 * 16
+    assert counters.events["wgmma m64n16k16 f16 f16 f32"] == 2
+    assert counters.bytes["MMA shared read"] == 2 * (64 + 16) * 32
+
+
 # -- misuse --------------------------------------------------------------------------------------------------------
 
 
