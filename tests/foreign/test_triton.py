@@ -1,4 +1,4 @@
-"""Programs that Triton compiled for sm_100a, on every schedule, against torch."""
+"""Programs that Triton compiled for sm_100a and, `_hopper`, for sm_90a, on every schedule, against torch."""
 
 from __future__ import annotations
 
@@ -70,18 +70,26 @@ def test_softmax_across_a_cluster(schedule, seed):
 
 
 @every_schedule
-def test_fp8_product_at_any_size(schedule, seed):
+@pytest.mark.parametrize("name", ["gemm_fp8", "gemm_fp8_hopper"])
+def test_fp8_product_at_any_size(name, schedule, seed):
     m, n, k = 200, 136, 300
     a, b = (random(*shape, dtype=torch.float8_e4m3fn) for shape in ((m, k), (k, n)))
     c = poisoned(m, n)
-    launch("gemm_fp8", (2, 3), [a, b, c, m, n, k], schedule, seed=seed)
+    launch(name, (2, 3), [a, b, c, m, n, k], schedule, seed=seed)
     check(c, a.double() @ b.double(), 1e-5)
 
 
 @every_schedule
 @pytest.mark.parametrize(
     ("name", "dtype", "tolerance"),
-    [("gemm_persistent", torch.float16, 1e-3), ("gemm_persistent_8_warps", torch.bfloat16, 5e-3)],
+    [
+        (f"{name}{chip}", dtype, tolerance)
+        for name, dtype, tolerance in (
+            ("gemm_persistent", torch.float16, 1e-3),
+            ("gemm_persistent_8_warps", torch.bfloat16, 5e-3),
+        )
+        for chip in ("", "_hopper")
+    ],
 )
 def test_persistent_warp_specialised_product(name, dtype, tolerance, schedule, seed):
     """Ten or six tiles, four programs, ragged on all sides."""
@@ -112,6 +120,14 @@ def test_a_race_that_the_compiler_made():
     expected = a.double() @ b.double()
     check(results["early"], expected, 1e-3)
     assert (results["late"].double() - expected).norm() > 0.1 * expected.norm()
+
+
+@every_schedule
+def test_tf32_product_on_hopper(schedule, seed):
+    m, n, k = 128, 64, 256
+    a, b, c = random(m, k), random(k, n), poisoned(m, n)
+    launch("gemm_tf32_hopper", (1, 1), [Descriptor(a), Descriptor(b), Descriptor(c), k], schedule, seed=seed)
+    check(c, a.double() @ b.double(), 1e-3)
 
 
 @every_schedule
@@ -198,12 +214,14 @@ def test_nvfp4(schedule, seed):
 
 
 @every_schedule
-def test_causal_attention(schedule, seed):
+@pytest.mark.parametrize("name", ["attention", "attention_hopper"])
+def test_causal_attention(name, schedule, seed):
+    """On Hopper the probabilities are an A operand in registers."""
     heads, length, size = 2, 384, 64
     q, k, v = (random(heads * length, size + i, dtype=torch.float16)[:, :size].contiguous() for i in range(3))
     out, sums = poisoned(heads * length, size, dtype=torch.float16), poisoned(heads * length)
     arguments = [*map(Descriptor, (q, k, v, out)), sums, size**-0.5, length]
-    launch("attention", (length // 128, heads), arguments, schedule, seed=seed)
+    launch(name, (length // 128, heads), arguments, schedule, seed=seed)
     q, k, v = (x.double().view(heads, length, size) for x in (q, k, v))
     scores = (q @ k.mT * size**-0.5).masked_fill(~torch.ones(length, length).tril().bool(), -torch.inf)
     check(out.view(heads, length, size), scores.softmax(2) @ v, 2e-3)

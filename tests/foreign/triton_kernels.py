@@ -8,7 +8,7 @@ is launched. Triton is needed for this alone; see the README beside this file.
 
 import gzip
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +35,14 @@ class Build:
     constants: dict[str, Any] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
     gluon: bool = False
+    capability: int = 100
 
     def compile(self) -> Any:
         names = self.kernel.arg_names
         signature = dict(zip(names, self.types)) | dict.fromkeys(self.constants, "constexpr")
         aligned = {(names.index(n),): [["tt.divisibility", 16]] for n, t in signature.items() if t.startswith("*")}
         source = (GluonASTSource if self.gluon else ASTSource)(self.kernel, signature, self.constants, aligned)
-        return triton.compile(source, target=GPUTarget("cuda", 100, 32), options=self.options)
+        return triton.compile(source, target=GPUTarget("cuda", self.capability, 32), options=self.options)
 
 
 # -- rows and elements -----------------------------------------------------------------------------------------------
@@ -212,7 +213,10 @@ def block_scaled(
 
 
 @triton.jit
-def attention(q, k, v, out, sums, scale, length, size: tl.constexpr, tile_m: tl.constexpr, tile_n: tl.constexpr):
+def attention(
+    q, k, v, out, sums, scale, length,
+    size: tl.constexpr, tile_m: tl.constexpr, tile_n: tl.constexpr, roles: tl.constexpr,
+):  # fmt: skip
     """Causal attention, forward, one head per program of the second dimension; `sums` gets log2 of the row sums."""
     start, head = tl.program_id(0) * tile_m, tl.program_id(1) * length
     rows = start + tl.arange(0, tile_m)
@@ -220,7 +224,7 @@ def attention(q, k, v, out, sums, scale, length, size: tl.constexpr, tile_m: tl.
     top = tl.full((tile_m,), -float("inf"), tl.float32)
     weight = tl.zeros((tile_m,), tl.float32)
     total = tl.zeros((tile_m, size), tl.float32)
-    for at in tl.range(0, start + tile_m, tile_n, num_stages=2, warp_specialize=True):
+    for at in tl.range(0, start + tile_m, tile_n, num_stages=2, warp_specialize=roles):
         scores = tl.dot(query, k.load([head + at, 0]).T) * (scale * LOG2E)
         scores = tl.where(rows[:, None] >= at + tl.arange(0, tile_n)[None, :], scores, -1e30)
         new_top = tl.maximum(top, tl.max(scores, 1))
@@ -282,9 +286,15 @@ BUILDS = {
     "attention": Build(
         attention,
         [f"tensordesc<fp16[{n}, 64]>" for n in (128, 64, 64, 128)] + ["*fp32", "fp32", "i32"],
-        {"size": 64, "tile_m": 128, "tile_n": 64},
+        {"size": 64, "tile_m": 128, "tile_n": 64, "roles": True},
     ),
 }  # fmt: skip
+for _name in ("gemm_fp8", "gemm_tf32", "gemm_persistent", "gemm_persistent_8_warps", "attention"):
+    BUILDS[f"{_name}_hopper"] = replace(BUILDS[_name], capability=90)
+# Triton 3.9.0 cannot give this kernel's warps roles on Hopper.
+BUILDS["attention_hopper"] = replace(
+    BUILDS["attention_hopper"], constants=BUILDS["attention"].constants | {"roles": False}
+)
 
 
 def write(builds: dict[str, Build]) -> None:

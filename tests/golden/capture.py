@@ -15,7 +15,6 @@ import numpy as np
 
 from tests.golden import approximations
 from tests.golden.case import Case, Result
-from tests.golden.cases_wgmma import expected
 from tests.golden.cuda_driver import Gpu
 from tests.golden.emulated import run_emulated
 from tests.golden.families import FAMILIES, Golden, Recorded, kept_bytes
@@ -33,7 +32,7 @@ def capture(family: str, gpu: Gpu) -> None:
         found = case.cut(memory, (*case.results, *case.opaque))
         fingerprints[case.name] = case.fingerprint()
         results[case.name] = {name: Recorded.of(data, kept_bytes(family)) for name, data in found.items()}
-        reference = expected(case) if family == "wgmma" else case.cut(run_emulated(case), case.results)
+        reference = case.cut(run_emulated(case), case.results)
         if family == "approximate":
             for errors, values in zip(worst, (found, reference)):
                 errors.update(approximations.worst_errors(case, values))

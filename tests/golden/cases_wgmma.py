@@ -1,9 +1,4 @@
-"""wgmma with both operands in shared memory, for its layouts, which tcgen05.mma shares.
-
-The emulator has no wgmma: the expected product is computed here, from operands gathered by `hardware.operand_layout`
-through descriptors that say the same as the ones Hopper gets (the two generations encode the swizzle differently).
-All products and sums are exact.
-"""
+"""wgmma with both operands in shared memory, for its layouts, which tcgen05.mma shares. All sums are exact."""
 
 from __future__ import annotations
 
@@ -12,8 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from common.emulator.hardware.multiplicands import smem_decoder
-from common.emulator.hardware.operand_layout import PERIOD, OperandShape, element_addresses
+from common.emulator.hardware.operand_layout import PERIOD
 from common.emulator.hardware.smem_descriptor import SmemDescriptor
 from common.emulator.hardware.swizzle import Swizzle
 from tests.golden.case import HEADER, Buffer, Case, Dice, Result
@@ -44,35 +38,6 @@ class Operand:
     rows: int
     mn_major: bool
     descriptor: SmemDescriptor
-
-    @property
-    def shape(self) -> OperandShape:
-        return OperandShape(self.rows, _K_BYTES, _ELEMENTS[self.kind], self.mn_major)
-
-    def values(self, image: np.ndarray) -> np.ndarray:
-        """float32 (rows, K) gathered from shared memory."""
-        size = _ELEMENTS[self.kind]
-        addresses = element_addresses(self.descriptor, self.shape)
-        data = image[addresses[..., None] + np.arange(size)].reshape(self.rows, -1)
-        return smem_decoder(self.kind, False)(np.ascontiguousarray(data))
-
-
-@dataclass(frozen=True)
-class Product:
-    """One wgmma: the case that runs it, and its operands."""
-
-    case: Case
-    a: Operand
-    b: Operand
-
-    def expected(self) -> np.ndarray:
-        """The accumulators as the case stores them: register after register, each for all threads; uint8."""
-        image = self.case.args[4].initial
-        product = self.a.values(image) @ self.b.values(image).T
-        registers, threads = np.arange(_REGISTERS)[:, None], np.arange(THREADS)
-        row = 16 * (threads // 32) + threads % 32 // 4 + 8 * (registers // 2 % 2)
-        column = 8 * (registers // 4) + 2 * (threads % 4) + registers % 2
-        return np.ascontiguousarray(product[row, column]).view(np.uint8).reshape(-1)
 
 
 def _hopper_bits(d: SmemDescriptor) -> int:
@@ -161,7 +126,7 @@ def _packed_strides(swizzle: Swizzle, span: int, mn_major: bool) -> int:
     return 16 * span if mn_major and swizzle is not Swizzle.NONE else 16
 
 
-def products() -> Iterator[Product]:
+def cases() -> Iterator[Case]:
     dice = Dice(13)
     for a_kind, b_kind in _PAIRS:
         orders = (False, True) if _ELEMENTS[a_kind] == 2 else (False,)
@@ -172,10 +137,10 @@ def products() -> Iterator[Product]:
                         for canonical in (True, False):
                             a = Operand(a_kind, M, a_mn, _descriptor(dice, a_kind, a_mn, a_swizzle, canonical))
                             b = Operand(b_kind, N, b_mn, _descriptor(dice, b_kind, b_mn, b_swizzle, canonical))
-                            yield _product(a, b, canonical)
+                            yield _case(a, b, canonical)
 
 
-def _product(a: Operand, b: Operand, canonical: bool) -> Product:
+def _case(a: Operand, b: Operand, canonical: bool) -> Case:
     bits = [_hopper_bits(operand.descriptor) for operand in (a, b)]
     words = [part for number in bits for part in (number & 0xFFFF_FFFF, number >> 32)]
     # Both operands may use all of the image; when their types differ, their codes mean numbers in either.
@@ -187,26 +152,12 @@ def _product(a: Operand, b: Operand, canonical: bool) -> Product:
         f"{'canonical' if canonical else 'free'} {a.kind} {order[a.mn_major]} {a.descriptor.swizzle.name} "
         f"{b.kind} {order[b.mn_major]} {b.descriptor.swizzle.name} {bits[0]:#x} {bits[1]:#x}"
     )
-    return Product(
-        Case(
-            name,
-            _PTX,
-            _kernel_name(a.kind, b.kind, majors),
-            (*words, Buffer(image), Buffer(out)),
-            (Result("accumulators", 5, 0, 4 * M * N),),
-            block=THREADS,
-            shared_bytes=IMAGE,
-        ),
-        a,
-        b,
+    return Case(
+        name,
+        _PTX,
+        _kernel_name(a.kind, b.kind, majors),
+        (*words, Buffer(image), Buffer(out)),
+        (Result("accumulators", 5, 0, 4 * M * N),),
+        block=THREADS,
+        shared_bytes=IMAGE,
     )
-
-
-def cases() -> Iterator[Case]:
-    return (product.case for product in products())
-
-
-def expected(case: Case) -> dict[str, np.ndarray]:
-    """The result of one of `cases()`."""
-    product = next(product for product in products() if product.case.name == case.name)
-    return {"accumulators": product.expected()}

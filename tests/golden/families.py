@@ -26,6 +26,7 @@ from tests.golden import (
     cases_tma,
     cases_warp,
     cases_wgmma,
+    cases_wgmma_types,
 )
 from tests.golden.case import Case
 
@@ -37,6 +38,8 @@ EXACT: dict[str, Callable[[], Iterator[Case]]] = {
     "warp": cases_warp.cases,
     "atomic": cases_atomic.cases,
     "matrix": cases_matrix.cases,
+    "wgmma": cases_wgmma.cases,
+    "wgmma_types": cases_wgmma_types.cases,
     "mbarrier": cases_mbarrier.cases,
     "bulk": cases_bulk.cases,
     "tma": cases_tma.cases,
@@ -45,10 +48,10 @@ EXACT: dict[str, Callable[[], Iterator[Case]]] = {
 }
 TOLERANT: dict[str, Callable[[], Iterator[Case]]] = {
     "rounded": cases_matrix.rounded_cases,
+    "wgmma_rounded": cases_wgmma_types.rounded_cases,
     "approximate": cases_approximate.cases,
 }
-GATHERED = {"wgmma": cases_wgmma.cases}  # not on the emulator: see `cases_wgmma`
-FAMILIES = EXACT | GATHERED | TOLERANT
+FAMILIES = EXACT | TOLERANT
 KEPT_BYTES = 128  # of each exact result; of a tolerant one: 4096
 
 

@@ -20,6 +20,12 @@ KNOWN: dict[tuple[str, str], str] = {
         "2^-10 of the largest sum)."
     ),
     ("rounded", ".f16.e5m2."): "As for e4m3.",
+    ("wgmma_rounded", "accumulators"): (
+        "wgmma, sums that are not exact: as for mma.sync below 2^-22 of the largest number added up for f16, bf16 and "
+        "tf32 with f32 accumulators. Those of FP8 with f32 accumulators have 14 bits on an H200 (differences up to "
+        "2^-13), even where a product of zero is added to an accumulator that has more. With f16 accumulators up to "
+        "2^-10, since FP8 is rounded to f16 several times along K."
+    ),
     ("approximate", ""): (
         "The approximate functions (rcp, sqrt, rsqrt, sin, cos, lg2, ex2, tanh, div with .approx or .full): the "
         "emulator rounds the exact result once, an H200 makes the errors in approximations.md. Zeros, infinities and "

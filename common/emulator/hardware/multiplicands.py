@@ -1,4 +1,4 @@
-"""From the bytes of a multiplicand of `tcgen05.mma` to numbers (PTX ISA 9.7.16.10.4 and 9.7.16.10.8).
+"""From the bytes of a multiplicand of `tcgen05.mma` or `wgmma` to numbers (PTX ISA 9.7.16.10.4, 9.7.16.10.8, 9.7.15).
 
 The kinds f8f6f4 and mxf8f6f4 give elements of 4 and 6 bits the room of bytes: in shared memory 16 neighbours are
 packed and padded to 16 bytes, in tensor memory each has a byte of its own, e2m1 in bits 2 to 5 and the 6-bit types in
@@ -19,7 +19,8 @@ Decoder = Callable[[np.ndarray], np.ndarray]
 ELEMENT_BYTES = {"f16": 2, "bf16": 2, "tf32": 4}  # other types take a byte, but for two e2m1 in the 4-bit kinds
 _CHUNK = 16
 _TF32_MASK = np.uint32(0xFFFF_E000)
-_PAIRS = (0b0100, 0b1000, 0b1100, 0b1001, 0b1101, 0b0110, 0b1110)
+TCGEN05_PAIRS = (0b0100, 0b1000, 0b1100, 0b1001, 0b1101, 0b0110, 0b1110)
+WGMMA_PAIRS = tuple(index for index in range(16) if index >> 2 != index & 3)
 
 
 @cache
@@ -58,6 +59,8 @@ def _whole_bytes(kind: str) -> Decoder:
     if kind in ("s8", "u8"):
         integers = np.int8 if kind == "s8" else np.uint8
         return lambda rows: rows.view(integers).astype(np.float32)
+    if kind == "b1":
+        return lambda rows: np.unpackbits(rows.view(np.uint8), axis=1, bitorder="little").astype(np.float32)
     table = _table(formats.FORMATS[kind])
     return lambda rows: table.take(rows.view(np.uint8))
 
@@ -112,11 +115,11 @@ def _six_bits(fmt: formats.FloatFormat) -> Decoder:
     return decode
 
 
-def expand(values: np.ndarray, metadata: np.ndarray, kind: str) -> np.ndarray:
+def expand(values: np.ndarray, metadata: np.ndarray, kind: str, pairs: tuple[int, ...] = TCGEN05_PAIRS) -> np.ndarray:
     """A sparse A in full: stored values (R, K / 2) to (R, K), zeros where nothing is stored.
 
     `metadata` holds 4-bit indices (R, chunks), one per chunk of 2 (tf32), 4, or 8 elements (the 4-bit kinds, in pairs).
-    Raises Fault for an index that the ISA leaves undefined.
+    `pairs`: the indices that mean something for types other than tf32. Raises Fault for any other index.
     """
     rows, chunks = metadata.shape
     if kind == "tf32":
@@ -124,7 +127,7 @@ def expand(values: np.ndarray, metadata: np.ndarray, kind: str) -> np.ndarray:
         full = np.zeros((rows, chunks, 2), np.float32)
         np.put_along_axis(full, (metadata >> 3)[..., None].astype(np.intp), values[..., None], axis=2)
         return full.reshape(rows, -1)
-    _check_indices(metadata, _PAIRS)
+    _check_indices(metadata, pairs)
     unit = values.shape[1] // (2 * chunks)
     full = np.zeros((rows, chunks, 4, unit), np.float32)
     places = np.stack((metadata & 3, metadata >> 2), axis=-1).astype(np.intp)

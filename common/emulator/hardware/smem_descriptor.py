@@ -1,4 +1,8 @@
-"""The 64-bit descriptor of a matrix in shared memory, for `tcgen05.mma` and `tcgen05.cp` (PTX ISA 9.7.16.4.1)."""
+"""The 64-bit descriptor of a matrix in shared memory, in the two formats that there are.
+
+`tcgen05.mma` and `tcgen05.cp` have one (PTX ISA 9.7.16.4.1), `wgmma` another (PTX ISA 9.7.15.5.1.2.2). They say the
+same, but for the codes of the swizzle.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ from common.emulator.hardware.swizzle import Swizzle
 VERSION = 0b001
 MODES = {0: Swizzle.NONE, 1: Swizzle.B128_ATOM_32B, 2: Swizzle.B128, 4: Swizzle.B64, 6: Swizzle.B32}
 CODES = {mode: code for code, mode in MODES.items()}
+WGMMA_MODES = (Swizzle.NONE, Swizzle.B128, Swizzle.B64, Swizzle.B32)  # by bits 62-63
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,17 @@ class SmemDescriptor:
         """Raises DescriptorFault naming the field that is illegal on sm_100a."""
         return _decode(int(bits))
 
+    @staticmethod
+    def from_wgmma_bits(bits: int) -> SmemDescriptor:
+        """The same from the format of `wgmma`. Raises DescriptorFault naming bits that must be 0."""
+        return _decode_wgmma(int(bits))
+
+    def __str__(self) -> str:
+        return (
+            f"leading dimension offset {self.lbo:#x}, stride dimension offset {self.sbo:#x}, "
+            f"base offset {self.base_offset}, swizzle {self.swizzle.name}"
+        )
+
     @property
     def strides(self) -> tuple[int, int, int, Swizzle]:
         """Everything but the address."""
@@ -50,27 +66,43 @@ class SmemDescriptor:
         )
 
 
+def _field(bits: int, low: int, width: int) -> int:
+    return bits >> low & ((1 << width) - 1)
+
+
+def _refused(bits: int, name: str, why: str) -> DescriptorFault:
+    return DescriptorFault(f"shared memory descriptor {bits:#018x}: {name}: {why}")
+
+
 @lru_cache(maxsize=4096)
 def _decode(bits: int) -> SmemDescriptor:
-    def field(low: int, width: int) -> int:
-        return bits >> low & ((1 << width) - 1)
-
-    def refuse(name: str, why: str) -> DescriptorFault:
-        return DescriptorFault(f"shared memory descriptor {bits:#018x}: {name}: {why}")
-
-    if field(46, 3) != VERSION:
-        raise refuse("bits 46-48", f"{field(46, 3):#05b} must be 0b001, the format of sm_100")
-    if field(53, 8):
-        raise refuse("bits 53-60", f"{field(53, 8):#x} must be 0")
-    if field(61, 3) not in MODES:
-        raise refuse("swizzle mode (bits 61-63)", f"{field(61, 3)} is none of 0, 1, 2, 4, 6")
-    if field(52, 1):
+    if _field(bits, 46, 3) != VERSION:
+        raise _refused(bits, "bits 46-48", f"{_field(bits, 46, 3):#05b} must be 0b001, the format of sm_100")
+    if _field(bits, 53, 8):
+        raise _refused(bits, "bits 53-60", f"{_field(bits, 53, 8):#x} must be 0")
+    if _field(bits, 61, 3) not in MODES:
+        raise _refused(bits, "swizzle mode (bits 61-63)", f"{_field(bits, 61, 3)} is none of 0, 1, 2, 4, 6")
+    if _field(bits, 52, 1):
         raise UnsupportedInstruction(
             f"shared memory descriptor {bits:#018x}: leading dimension stride mode (bit 52) 1, the absolute "
             "address mode, exists on sm_103a alone: use a relative byte offset"
         )
-    swizzle = MODES[field(61, 3)]
+    return _common(bits, MODES[_field(bits, 61, 3)])
+
+
+@lru_cache(maxsize=4096)
+def _decode_wgmma(bits: int) -> SmemDescriptor:
+    if _field(bits, 46, 3):
+        raise _refused(bits, "bits 46-48", f"{_field(bits, 46, 3):#05b} must be 0 for wgmma: sm_100 has another format")
+    if _field(bits, 52, 10):
+        raise _refused(bits, "bits 52-61", f"{_field(bits, 52, 10):#x} must be 0")
+    return _common(bits, WGMMA_MODES[_field(bits, 62, 2)])
+
+
+def _common(bits: int, swizzle: Swizzle) -> SmemDescriptor:
+    """The fields that both formats have in the same place."""
     # Without a swizzle there is no pattern to start anywhere: Triton fills the field from the address all the same.
-    base_offset = 0 if swizzle is Swizzle.NONE else field(49, 3)
+    base_offset = 0 if swizzle is Swizzle.NONE else _field(bits, 49, 3)
     # Bits 14-15 and 30-31 belong to no field, and CUTLASS calls them unused.
-    return SmemDescriptor(field(0, 14) << 4, field(16, 14) << 4, field(32, 14) << 4, base_offset, swizzle)
+    address, lbo, sbo = (_field(bits, low, 14) << 4 for low in (0, 16, 32))
+    return SmemDescriptor(address, lbo, sbo, base_offset, swizzle)

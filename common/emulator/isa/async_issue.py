@@ -53,6 +53,21 @@ class Issuer:
         lazy: bool = False,
     ) -> Operation:
         """`lanes`: the thread, or the threads, that issued it. `detail`: see `Operation`."""
+        operation = cta.machine.events.issue(self.prepare(cta, lanes, kind, steps, detail, after, lazy))
+        cta.activity()
+        return operation
+
+    def prepare(
+        self,
+        cta: ThreadBlock,
+        lanes: int | Mask,
+        kind: str,
+        steps: Sequence[Callable[[], None]],
+        detail: object = "",
+        after: tuple[Operation, ...] = (),
+        lazy: bool = False,
+    ) -> Operation:
+        """The operation, not in flight yet."""
 
         def place() -> Place:
             if isinstance(lanes, Mask):
@@ -61,9 +76,7 @@ class Issuer:
                 warps, numbers = (lanes // WARP,), (lanes,)
             return Place(self._text, self._line, self._source, cta.ctaid, warps, numbers)
 
-        operation = cta.machine.events.issue(Operation(kind, list(steps), detail, place, after, lazy=lazy))
-        cta.activity()
-        return operation
+        return Operation(kind, list(steps), detail, place, after, lazy=lazy)
 
 
 def poisons(cta: ThreadBlock) -> bool:
@@ -263,9 +276,13 @@ class WaitGroups(Control):
         reading = self.reading
         cta.block(
             path,
-            reason=lambda: f"for {sum(not over(o, reading) for o in operations)} asynchronous operations of its groups",
+            reason=lambda: self.reason(cta, [o for o in operations if not over(o, reading)]),
             ready=lambda: all(over(o, reading) for o in operations),
         )
+
+    def reason(self, cta: ThreadBlock, pending: list[Operation]) -> str:
+        """What a wait for these is called in a report."""
+        return f"for {len(pending)} asynchronous operations of its groups"
 
 
 def decode_group_instruction(inst: Instruction, b: Binder, groups: type[AsyncGroups]) -> Decoded:

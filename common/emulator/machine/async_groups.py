@@ -1,6 +1,7 @@
 """Groups of asynchronous operations that a thread commits and waits for (PTX ISA 9.7.9.25.1.1).
 
-Every thread has its own groups, and separate ones for `cp.async` (`CopyGroups`) and for bulk copies (`BulkGroups`).
+Every thread has its own groups, and separate ones for `cp.async` (`CopyGroups`), for bulk copies (`BulkGroups`) and for
+`wgmma` (`WgmmaGroups`).
 """
 
 from __future__ import annotations
@@ -87,6 +88,10 @@ class CopyGroups(AsyncGroups):
 
 class BulkGroups(AsyncGroups):
     """Groups of bulk and tensor copies. The first step of their operations reads the source."""
+
+
+class WgmmaGroups(AsyncGroups):
+    """Groups of `wgmma.mma_async` (PTX ISA 9.7.15.7.2). All threads of a warp have the same."""
 
 
 def over(operation: Operation, reading: bool) -> bool:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from common.emulator.faults import DescriptorFault, Fault, OutOfBounds
+from common.emulator.faults import DescriptorFault, Fault
 from common.emulator.hardware.data_path import LANES, PARTITION, DataPath, data_path
 from common.emulator.hardware.instruction_descriptor import InstructionDescriptor
 from common.emulator.hardware.multiplicands import (
@@ -27,9 +27,9 @@ from common.emulator.hardware.multiplicands import (
     smem_decoder,
     tmem_decoder,
 )
-from common.emulator.hardware.operand_layout import CHUNK, PERIOD, OperandShape, step_map
+from common.emulator.hardware.operand_layout import OperandShape
 from common.emulator.hardware.smem_descriptor import SmemDescriptor
-from common.emulator.machine.memory import RESERVED_SHARED
+from common.emulator.machine.shared_operand import check_operand, load_operand
 from common.emulator.machine.tensor_memory import BLOCK, COLUMN_MASK, LANE_SHIFT, Span, tensor_memory
 from common.emulator.numerics import formats
 
@@ -197,9 +197,9 @@ class Mma:
         if place in plan.in_bounds:
             return
         for block in self.blocks:
-            check_shared(block, self.b, step.b, plan.b_shape, "B")
+            check_operand(block, self.b, step.b, plan.b_shape, "matrix B of tcgen05.mma")
             if not plan.a_in_tmem:
-                check_shared(block, self.a, step.a, plan.a_shape, "A")
+                check_operand(block, self.a, step.a, plan.a_shape, "matrix A of tcgen05.mma")
         plan.in_bounds.add(place)
 
     def written(self) -> tuple[Span, ...]:
@@ -245,7 +245,7 @@ class Mma:
             _require_running(block)
         plan = self.plan
         parts = [
-            _shared_operand(block, self.b, [step.b for step in self.steps], plan.b_shape, plan.decode_b)
+            load_operand(block, self.b, [step.b for step in self.steps], plan.b_shape, plan.decode_b)
             for block in self.blocks
         ]
         b = parts[0] if len(parts) == 1 else np.concatenate(parts)
@@ -273,7 +273,7 @@ class Mma:
         if plan.a_in_tmem:
             a = self._a_from_tmem(block, fold)
         else:
-            a = _shared_operand(block, self.a, [step.a for step in self.steps], plan.a_shape, plan.decode_a)
+            a = load_operand(block, self.a, [step.a for step in self.steps], plan.a_shape, plan.decode_a)
         if d.form.sparse:
             a = np.concatenate(
                 [
@@ -396,30 +396,6 @@ def _fold_span(block: ThreadBlock, address: int, path: DataPath, fold: int, colu
     lane = path.first_lane(fold, address >> LANE_SHIFT)
     cells = lane << LANE_SHIFT | address & COLUMN_MASK
     return tensor_memory(block).span(cells, path.extent, columns, f"tcgen05.mma {what}")
-
-
-def _shared_operand(
-    block: ThreadBlock, descriptor: SmemDescriptor, addresses: list[int], shape: OperandShape, decode: Decoder
-) -> np.ndarray:
-    """Float32 (rows, K of all steps) from shared memory; an MN-major operand comes as a transposed view."""
-    base = min(addresses) // PERIOD * PERIOD
-    places = step_map(descriptor, tuple([address - base for address in addresses]), shape).places
-    chunks = block.shared.data.view(np.complex128)[base // CHUNK :]  # a type of 16 bytes, only moved
-    values = decode(chunks.take(places))
-    return values.T if shape.mn_major else values
-
-
-def check_shared(block: ThreadBlock, descriptor: SmemDescriptor, address: int, shape: OperandShape, name: str) -> None:
-    """Raises OutOfBounds where an operand leaves the CTA's shared memory, DescriptorFault for an impossible layout."""
-    base = address // PERIOD * PERIOD
-    places = step_map(descriptor, (address - base,), shape)
-    first, end = base + places.first * CHUNK, base + (places.last + 1) * CHUNK
-    if first < RESERVED_SHARED or end > block.shared.size:
-        raise OutOfBounds(
-            f"matrix {name} of tcgen05.mma at shared {address:#x}, described by {descriptor.to_bits():#018x}, takes "
-            f"[{first:#x}, {end:#x}): CTA {block.ctaid} has [{RESERVED_SHARED:#x}, {block.shared.size:#x})",
-            address=address,
-        )
 
 
 def _factor_spans(block: ThreadBlock, step: Step, plan: MmaPlan) -> list[Span]:

@@ -46,3 +46,17 @@ def test_illegal_fields_are_named(bits, field):
 def test_the_absolute_address_mode_is_that_of_another_chip():
     with pytest.raises(UnsupportedInstruction, match="sm_103a"):
         SmemDescriptor.from_bits(GOOD | 1 << 52)
+
+
+@given(offsets, offsets, offsets, st.integers(0, 7), st.integers(0, 3))
+def test_fields_of_wgmma(address, lbo, sbo, base_offset, code):
+    base_offset = base_offset if code else 0
+    bits = address >> 4 | lbo >> 4 << 16 | sbo >> 4 << 32 | base_offset << 49 | code << 62
+    swizzle = (Swizzle.NONE, Swizzle.B128, Swizzle.B64, Swizzle.B32)[code]
+    assert SmemDescriptor.from_wgmma_bits(bits) == SmemDescriptor(address, lbo, sbo, base_offset, swizzle)
+
+
+@pytest.mark.parametrize(("bits", "field"), [(1 << 46, "bits 46-48"), (1 << 52, "bits 52-61"), (1 << 61, "bits 52-61")])
+def test_illegal_fields_of_wgmma_are_named(bits, field):
+    with pytest.raises(DescriptorFault, match=field):
+        SmemDescriptor.from_wgmma_bits(bits)
