@@ -1008,7 +1008,7 @@ STAGE = Stage(
         Size("ctas", default=1 << 16, help="CTAs at most, never more than there are SMs"),
     ],
     options=[
-        Option("mask", ["full", "causal"], "full", help="which keys a query sees"),
+        Option("mask", ["full", "causal"], "full", help="which keys a query sees", each=True),
         Option("step", list(STEPS), "full", help="how much of the kernel there is"),
     ],
     dtypes=["float16", "bfloat16"],

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import os
 import platform
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -125,7 +126,7 @@ def _parser(stage: Stage) -> argparse.ArgumentParser:
         text = f"{size.help} (default {size.default}{gpu}{quick})".strip()
         parser.add_argument(_flag(size.name), type=int, metavar="N", dest=size.name, help=text)
     for option in stage.options:
-        text = f"{option.help} (default {option.default})".strip()
+        text = f"{option.help} (default {'each in turn' if option.each else option.default})".strip()
         parser.add_argument(_flag(option.name), choices=option.choices, dest=option.name, help=text)
     parser.add_argument(
         "--dtype", choices=stage.dtypes, default=stage.dtypes[0], help="element type (default %(default)s)"
@@ -272,6 +273,18 @@ def _tune(stage: Stage, args: argparse.Namespace, device: Device) -> None:
         print(f"kept for later runs: {best.options}, in {tune.remember(stage, config, device, best)}")
 
 
+def _runs(stage: Stage, args: argparse.Namespace) -> Iterator[argparse.Namespace]:
+    """The arguments of each run: of one, or one per choice of an option that wants each, unless one was chosen.
+
+    What can be written down only once, `--dump` and `--json`, is of the default.
+    """
+    each = [option for option in stage.options if option.each and getattr(args, option.name) is None]
+    once = args.dump or args.json or getattr(args, "tune", False)
+    choices = [[option.default] if once else option.choices for option in each]
+    for chosen in itertools.product(*choices):
+        yield argparse.Namespace(**{**vars(args), **dict(zip((option.name for option in each), chosen, strict=True))})
+
+
 def _run(stage: Stage, args: argparse.Namespace) -> None:
     device = _device(stage, args)
     if getattr(args, "tune", False):
@@ -316,7 +329,8 @@ def main(stage: Stage, argv: list[str] | None = None) -> int:
     if args.dump and args.json:
         parser.error("--dump prints the kernel and stops: there is nothing for --json to write")
     try:
-        _run(stage, args)
+        for run in _runs(stage, args):
+            _run(stage, run)
     except BadSize as error:
         return _fail(f"bad size: {error}", USAGE_ERROR)
     except DeviceError as error:

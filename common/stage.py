@@ -83,7 +83,8 @@ class Option:
     """A named choice of a stage, `--name value` on the command line, `config.name` in the stage.
 
     `presets` maps a choice to the sizes that it brings, name -> value: they take the place of the defaults, and a size
-    that is given takes theirs. `tune` options are those whose choices `--tune` compares.
+    that is given takes theirs. `tune` options are those whose choices `--tune` compares. A run that does not choose
+    among those of an `each` option does each in turn.
     """
 
     name: str
@@ -92,6 +93,7 @@ class Option:
     help: str = ""
     presets: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     tune: bool = False
+    each: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import subprocess
 import sys
@@ -7,7 +8,7 @@ import pytest
 from common.device import Gpu
 from common.harness import main
 from common.series import ROOT
-from common.stage import BadSize
+from common.stage import BadSize, Option
 from tests.common.kernels import toy_stage
 
 pytestmark = pytest.mark.usefixtures("no_gpu")
@@ -30,6 +31,20 @@ def test_all_schedules(fake_emulator, capsys):
     assert main(toy_stage(), ["--schedule", "all", "--seed", "4", "--rows", "2"]) == 0
     assert [launch["options"]["schedule"] for launch in fake_emulator.launches] == ["late", "early", "random"]
     assert {launch["args"][3] for launch in fake_emulator.launches} == {2}
+
+
+def test_an_option_that_wants_each_choice_has_a_run_for_each_unless_one_is_chosen(fake_emulator, tmp_path):
+    sign = Option("sign", ["plus", "minus"], "plus", each=True)
+    stage = dataclasses.replace(toy_stage(), options=[sign])
+
+    def runs(*argv: str) -> int:
+        fake_emulator.launches.clear()
+        assert main(stage, list(argv)) == 0
+        return len(fake_emulator.launches)
+
+    assert runs() == 2
+    assert runs("--sign", "minus") == 1
+    assert runs("--json", str(tmp_path / "out.json")) == 1
 
 
 def test_nothing_is_printed_to_a_pipe_but_the_report(fake_emulator, capsys):
