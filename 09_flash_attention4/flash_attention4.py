@@ -46,8 +46,10 @@ MAX_STAGES = 6  # of the ring: more than six blocks ahead hide nothing more
 L2_BYTES = 126 * 1024 * 1024
 
 LOADER, MMA, STORER = 0, 1, 2  # warps of the last warpgroup; the fourth has nothing to do
-# Registers of a thread. Two warpgroups of the first and one of each of the others have all 64 K.
+# Registers of a thread. Two warpgroups of the first and one of each of the others have the 64 K that 512 threads begin
+# with. Without a correction warpgroup 384 threads begin with 168 each, and softmax, which does its work, may have more.
 SOFTMAX_REGISTERS, CORRECTION_REGISTERS, OTHER_REGISTERS = 192, 80, 48
+LONE_SOFTMAX_REGISTERS = 224
 
 LOG2_E = 1.4426950408889634
 LN_2 = 0.6931471805599453
@@ -475,8 +477,7 @@ def make_two_tiles(config: Config):
     SOFTMAX_WARPS = TILES * WARPGROUP
     OTHER_WARPGROUP = TILES + 1 if CORRECTION else TILES
     WARPS = (OTHER_WARPGROUP + 1) * WARPGROUP
-    # Without a correction warpgroup, softmax does its work and has its registers.
-    OWN_REGISTERS = SOFTMAX_REGISTERS if CORRECTION else SOFTMAX_REGISTERS + CORRECTION_REGISTERS // TILES
+    ROW_REGISTERS = SOFTMAX_REGISTERS if CORRECTION else LONE_SOFTMAX_REGISTERS
     # Who reads O last gives TMEM back.
     FIRST_READER, READERS = (SOFTMAX_WARPS, WARPGROUP) if CORRECTION else (0, SOFTMAX_WARPS)
 
@@ -844,7 +845,7 @@ def make_two_tiles(config: Config):
 
         # All threads start with as many registers. Softmax keeps a row of scores in them, the others need few.
         if warpgroup < TILES:
-            T.ptx.setmaxnreg.inc.sync.aligned.u32(OWN_REGISTERS)
+            T.ptx.setmaxnreg.inc.sync.aligned.u32(ROW_REGISTERS)
             while work < WORK:
                 locate()
                 attend_to_all()

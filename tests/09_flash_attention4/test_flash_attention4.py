@@ -193,12 +193,12 @@ def test_only_warps_with_a_rising_row_rescale() -> None:
 
 @every_schedule
 @pytest.mark.parametrize("sign", [1, -1])
-def test_scores_of_a_thousand(sign: int, schedule: str) -> None:
+def test_scores_of_hundreds(sign: int, schedule: str) -> None:
     """All far above 0, or all far below: what counts is how far they are from each other."""
     q, k = normal(4, 256), normal(5, 512)
-    q[..., 0], k[..., 0] = 32, 32 * sign
+    q[..., 0], k[..., 0] = 20, 20 * sign
     _, lse, _ = attend((q.half(), k.half(), normal(6, 512).half(), 1.0), schedule, **VALUES)
-    assert (sign * lse > 900).all()
+    assert (sign * lse > 300).all()
 
 
 def test_scores_so_far_apart_that_one_key_takes_all() -> None:
@@ -256,7 +256,7 @@ def test_the_polynomial_is_as_accurate_as_said() -> None:
 
 def opcodes(sass: str) -> list[str]:
     """Opcode of each instruction, in order."""
-    return re.findall(r"^\s*/\*[0-9a-f]{4,5}\*/\s+(?:@!?U?P\d\s+)?([A-Z][A-Z0-9_.]*)", sass, re.MULTILINE)
+    return re.findall(r"^\s*/\*[0-9a-f]{4,5}\*/\s+(?:@!?U?P\d\s+)?([A-Z][\w.]*)", sass, re.MULTILINE)
 
 
 @pytest.mark.parametrize(
@@ -344,9 +344,14 @@ def test_factors_that_overtake_each_other_hang() -> None:
         attend_with((FACTOR_READ, ""), "late", inputs=rising(12))
 
 
-def test_releases_that_nobody_waits_for_come_after_the_end() -> None:
+def test_releases_that_nobody_waits_for_may_come_after_the_end() -> None:
+    """In few orders of events: hence many seeds."""
+    values = {"sq": 256, "skv": 128, "hq": 8, "hkv": 8, "d": 64}
+    stage = load_stage(9, ("                    drain()\n", ""))
+    kernel, (inputs, outputs) = stage.build(**values), make_arguments(stage, stage.config(**values), seed=0)
     with pytest.raises(InvalidAddress, match="tcgen05.commit completes after CTA"):
-        attend_with(("                    drain()\n", ""), "late", mask="causal", sq=512)
+        for seed in range(60):
+            kernel(*inputs, *outputs, schedule="random", seed=seed)
 
 
 def test_the_polynomial_of_minus_infinity_is_no_number() -> None:
