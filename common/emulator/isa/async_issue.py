@@ -50,7 +50,6 @@ class Issuer:
         steps: Sequence[Callable[[], None]],
         detail: object = "",
         after: tuple[Operation, ...] = (),
-        lazy: bool = False,
     ) -> Operation:
         """`lanes`: the thread, or the threads, that issued it. `detail`: see `Operation`."""
 
@@ -61,7 +60,7 @@ class Issuer:
                 warps, numbers = (lanes // WARP,), (lanes,)
             return Place(self._text, self._line, self._source, cta.ctaid, warps, numbers)
 
-        operation = cta.machine.events.issue(Operation(kind, list(steps), detail, place, after, lazy=lazy))
+        operation = cta.machine.events.issue(Operation(kind, list(steps), detail, place, after))
         cta.activity()
         return operation
 
