@@ -173,20 +173,27 @@ def verify_with(*mistakes: tuple[str, str], schedule: str = "late", seeds: range
         verify_stage(stage, config, [schedule], seed=seed, kernel=kernel)
 
 
-def test_a_stage_overwritten_while_it_is_read_gives_nan_unless_copies_are_immediate() -> None:
-    verify_with(EMPTY_WAIT, schedule="early")
-    with pytest.raises(Mismatch, match="is nan"):
-        verify_with(EMPTY_WAIT)
-
-
+@pytest.mark.parametrize("schedule", ["late", "random"])
 @pytest.mark.parametrize(
-    ("mistake", "error"), [(FULL_WAIT, (BarrierFault, Mismatch)), (FINISHED_WAIT, Mismatch)], ids=["full", "finished"]
+    ("mistake", "error"),
+    [(FULL_WAIT, (BarrierFault, Mismatch)), (EMPTY_WAIT, Mismatch), (FINISHED_WAIT, Mismatch)],
+    ids=["full", "empty", "finished"],
 )
-def test_only_the_random_schedule_lets_a_later_operation_overtake_an_earlier_one(mistake, error) -> None:
-    """`late` completes the oldest first, so that the boxes land before the products that read them are performed."""
-    verify_with(mistake)
+def test_a_missing_wait_shows_unless_operations_are_immediate(mistake, error, schedule: str) -> None:
+    verify_with(mistake, schedule="early")
     with pytest.raises(error):
-        verify_with(mistake, schedule="random", seeds=range(8))
+        verify_with(mistake, schedule=schedule, seeds=range(8))
+
+
+def test_late_lets_a_later_operation_overtake_an_earlier_one() -> None:
+    """Without `full.wait` the second block is asked for before the first has landed, without `finished.wait` the sums
+    are read before they are there, and without `empty.wait` the next block lands before the products of this one."""
+    with pytest.raises(BarrierFault, match="more arrivals than the mbarrier expects"):
+        verify_with(FULL_WAIT)
+    with pytest.raises(Mismatch, match="is nan"):
+        verify_with(FINISHED_WAIT)
+    with pytest.raises(Mismatch, match=r"output\[0, 0\] is -?\d"):
+        verify_with(EMPTY_WAIT)
 
 
 def test_a_parity_that_is_not_flipped_does_not_wait() -> None:

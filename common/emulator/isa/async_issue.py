@@ -50,10 +50,9 @@ class Issuer:
         steps: Sequence[Callable[[], None]],
         detail: object = "",
         after: tuple[Operation, ...] = (),
-        lazy: bool = False,
     ) -> Operation:
         """`lanes`: the thread, or the threads, that issued it. `detail`: see `Operation`."""
-        operation = cta.machine.events.issue(self.prepare(cta, lanes, kind, steps, detail, after, lazy))
+        operation = cta.machine.events.issue(self.prepare(cta, lanes, kind, steps, detail, after))
         cta.activity()
         return operation
 
@@ -65,7 +64,6 @@ class Issuer:
         steps: Sequence[Callable[[], None]],
         detail: object = "",
         after: tuple[Operation, ...] = (),
-        lazy: bool = False,
     ) -> Operation:
         """The operation, not in flight yet."""
 
@@ -76,7 +74,7 @@ class Issuer:
                 warps, numbers = (lanes // WARP,), (lanes,)
             return Place(self._text, self._line, self._source, cta.ctaid, warps, numbers)
 
-        return Operation(kind, list(steps), detail, place, after, lazy=lazy)
+        return Operation(kind, list(steps), detail, place, after)
 
 
 def poisons(cta: ThreadBlock) -> bool:

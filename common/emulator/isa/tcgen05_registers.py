@@ -253,7 +253,7 @@ def decode_load(inst: Instruction, b: Binder) -> Decoded:
                 values = np.concatenate((values, reduce(values)[None]))
             _set_registers(cta, slots, rows, values)
 
-        operation = issuer(cta, m, transfer.name, [complete], lazy=True)
+        operation = issuer(cta, m, transfer.name, [complete])
         if not operation.finished:
             cta.unit(Scoreboard).add(Load(operation, m.lanes, registers))
         cta.machine.counters.bytes["TMEM load"] += 4 * cells.index.size
@@ -322,7 +322,7 @@ def decode_store(inst: Instruction, b: Binder) -> Decoded:
         cells = transfer.cells(f, m, memory)
         values = _get_registers(cta, slots, rows)
         steps = [lambda: cells.write(memory, values)]
-        operation = issue_writing(issuer, cta, m, transfer.name, steps, cells.spans(memory), "storing", lazy=True)
+        operation = issue_writing(issuer, cta, m, transfer.name, steps, cells.spans(memory), "storing")
         if not operation.finished:
             cta.unit(Stores).add(Load(operation, m.lanes, frozenset()))
         cta.machine.counters.bytes["TMEM store"] += 4 * cells.index.size

@@ -20,7 +20,6 @@ class Operation:
     """One asynchronous operation in flight.
 
     `steps` run in order, each at a moment of its own. `after` lists operations that must have finished first.
-    A `lazy` one takes its time: under `late` it completes after all others, the latest one first.
     `str(detail)` says what is under way ("64x128 tile of tensor map A to shared 0x400"), for deadlock reports;
     `place()` is where it was issued. Both are asked only when something is wrong.
     """
@@ -31,7 +30,6 @@ class Operation:
     place: Callable[[], Place] | None = None
     after: tuple[Operation, ...] = ()
     position: int = 0
-    lazy: bool = False
     tags: dict[str, object] = field(default_factory=dict)
 
     @property
@@ -65,7 +63,10 @@ class Events:
         return operation
 
     def advance(self) -> bool:
-        """Runs one step of one eligible operation: the oldest, or under `random` any. False when there is none."""
+        """Runs one step of one eligible operation: the latest, or under `random` any. False when there is none.
+
+        The latest first: what was issued before it is not done, so whoever does not wait for that misses it.
+        """
         operation = self._choose()
         if operation is None:
             return False
@@ -77,15 +78,9 @@ class Events:
 
     def _choose(self) -> Operation | None:
         if self.schedule != "random":
-            return self._oldest() or self._latest_lazy()
+            return next((operation for operation in reversed(self.pending) if operation.eligible), None)
         candidates = [operation for operation in self.pending if operation.eligible]
         return self._random.choice(candidates) if candidates else None
-
-    def _oldest(self) -> Operation | None:
-        return next((operation for operation in self.pending if not operation.lazy and operation.eligible), None)
-
-    def _latest_lazy(self) -> Operation | None:
-        return next((operation for operation in reversed(self.pending) if operation.lazy and operation.eligible), None)
 
     def _release_early(self) -> None:
         """Under `early`, operations that only waited for an earlier one complete as soon as it has."""

@@ -138,7 +138,6 @@ def issue_writing(
     detail: object = "",
     *,
     after: tuple[Operation, ...] = (),
-    lazy: bool = False,
 ) -> Operation:
     """Issues an operation whose `writes` count in `marks` ("storing" or "computing") until its last step begins.
 
@@ -159,4 +158,4 @@ def issue_writing(
             last()
 
         steps.append(finish)
-    return issuer(cta, lanes, kind, steps, detail, after, lazy=lazy)
+    return issuer(cta, lanes, kind, steps, detail, after)
