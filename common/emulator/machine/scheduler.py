@@ -18,6 +18,7 @@ from common.emulator.machine.mask import WARP, Mask
 from common.emulator.machine.memory import FUNCTION_BASE, RESERVED_SHARED, GlobalMemory, Region
 from common.emulator.machine.program import Program
 from common.emulator.machine.thread_block import Path, ThreadBlock
+from common.emulator.ptx.module import Variable
 
 DYNAMIC_ALIGNMENT = 1024
 GRID_EXTENT = (2**31 - 1, 65535, 65535)  # CUDA Programming Guide, compute capabilities
@@ -424,33 +425,38 @@ def _where(block: ThreadBlock, path: Path) -> str:
 def place_shared(program: Program, dynamic: int) -> tuple[dict[tuple[str, str], int], int]:
     """Offsets of the shared variables a program uses, and the size of a CTA's shared memory with the reserved first KB.
 
-    Static variables come first; the dynamic window (`extern .shared`) starts on a 1024-byte boundary after them.
+    Static variables come first, in the order of their declarations, as ptxas 13.0 places them; the dynamic window
+    (`extern .shared`) starts on a 1024-byte boundary after them.
     Raises LaunchError for nothing here: the size is checked by the launch.
     """
     offsets: dict[tuple[str, str], int] = {}
     place = RESERVED_SHARED
     dynamic_names = []
-    placed: dict[int, int] = {}
-    for slot in program.layout.slots:
-        if slot.source != "symbol" or slot.key[:2] in offsets:
-            continue
-        function, name, _ = slot.key
-        variable = program.module.functions[function].variables.get(name) or program.module.variables.get(name)
-        if variable is None or variable.space != "shared":
-            continue
+    for variable, keys in _shared_variables(program):
         if variable.size is None or variable.extern:
-            dynamic_names.append((function, name))
-        else:
-            if id(variable) not in placed:
-                place = -(-place // variable.align) * variable.align
-                placed[id(variable)] = place
-                place += variable.size
-            offsets[function, name] = placed[id(variable)]
+            dynamic_names += keys
+            continue
+        place = -(-place // variable.align) * variable.align
+        offsets.update(dict.fromkeys(keys, place))
+        place += variable.size
     if dynamic_names or dynamic:
         place = -(-place // DYNAMIC_ALIGNMENT) * DYNAMIC_ALIGNMENT
     for key in dynamic_names:
         offsets[key] = place
     return offsets, -(-(place + dynamic) // 16) * 16
+
+
+def _shared_variables(program: Program) -> list[tuple[Variable, list[tuple[str, str]]]]:
+    """The shared variables that a program names, in declaration order; each with its (function, name) symbols."""
+    module, named = program.module, {}
+    for key in dict.fromkeys(slot.key[:2] for slot in program.layout.slots if slot.source == "symbol"):
+        function, name = key
+        variable = module.functions[function].variables.get(name) or module.variables.get(name)
+        if variable is not None and variable.space == "shared":
+            named.setdefault(id(variable), (variable, []))[1].append(key)
+    owners = (module, *module.functions.values())
+    declared = {id(variable): place for place, variable in enumerate(v for o in owners for v in o.variables.values())}
+    return sorted(named.values(), key=lambda entry: declared[id(entry[0])])
 
 
 def check_launch(program: Program, launch: Launch) -> None:

@@ -343,6 +343,27 @@ def test_shared_memory_past_the_end() -> None:
         launch(source, 4, block=1, shared=16)
 
 
+def test_static_shared_memory_lies_in_the_order_of_its_declarations() -> None:
+    """Addresses as ptxas 13.0 gives them, whatever the order of use: kernels rely on a tile that comes first."""
+    source = """
+    extern "C" __global__ void k(unsigned* out) {
+      __shared__ alignas(64) unsigned char tile[16384];
+      __shared__ alignas(64) unsigned slot;
+      __shared__ unsigned long long barrier;
+      __shared__ alignas(128) unsigned char last[3000];
+      barrier = 1; last[threadIdx.x] = 2; slot = 3; tile[threadIdx.x] = 4;
+      __syncthreads();
+      out[0] = __cvta_generic_to_shared(tile);
+      out[1] = __cvta_generic_to_shared(&slot);
+      out[2] = __cvta_generic_to_shared(&barrier);
+      out[3] = __cvta_generic_to_shared(last);
+      out[4] = barrier + last[0] + slot + tile[0];
+    }"""
+    out = np.zeros(5, np.uint32)
+    launch(source, out, block=1)
+    assert out.tolist() == [0x400, 0x4400, 0x4408, 0x4480, 10]
+
+
 def test_trap() -> None:
     with pytest.raises(ProgramTrap):
         launch('extern "C" __global__ void k(int n) { if (threadIdx.x == n) __trap(); }', 7)
