@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from common.build import Kernel, build
-from common.emulator import Deadlock, EmulatorError, Fault, InvalidAddress
+from common.emulator import Deadlock, Fault, InvalidAddress
 from common.emulator.machine.scheduler import Limits
 from common.series import stage_script
 from common.stage import BadSize, Config
@@ -144,23 +144,35 @@ def test_a_commit_to_one_cta_leaves_the_peer_waiting() -> None:
         verify_with(("empty.arrive(stage, cta_group=PAIR, cta_mask=3)", "empty.arrive(stage, cta_group=PAIR)"))
 
 
-def test_a_cta_must_not_end_before_its_peer() -> None:
+@pytest.mark.parametrize("schedule", ["late", "early", "random"])
+def test_a_cta_must_not_end_before_its_peer(schedule: str) -> None:
     only_own = (
         "        T.cuda.cluster_sync()\n        tmem.dealloc()",
         "        T.cuda.cta_sync()\n        tmem.dealloc()",
     )
     with pytest.raises(InvalidAddress, match="a cluster barrier before its exit is missing"):
-        verify_with(only_own, schedule="early")
+        verify_with(only_own, schedule=schedule)
 
 
-def test_a_response_must_be_read_before_the_next_one() -> None:
-    with pytest.raises(Fault, match="something that is no response"):
-        verify_with(("                    taken.wait(turn.stage, turn.phase ^ 1)\n", ""))
+@pytest.mark.parametrize(
+    ("schedule", "error", "message"),
+    [
+        ("late", Deadlock, "no warp can run"),
+        ("early", Deadlock, "no warp can run"),
+        ("random", Fault, "something that is no response"),
+    ],
+)
+def test_a_response_must_be_read_before_the_next_one(schedule: str, error, message: str) -> None:
+    with pytest.raises(error, match=message):
+        verify_with(("                    taken.wait(turn.stage, turn.phase ^ 1)\n", ""), schedule=schedule)
 
 
 def test_taken_counts_threads_not_warps() -> None:
-    with pytest.raises((EmulatorError, AssertionError)):
-        verify_with(("EPILOGUE_WARPS * LANES) + CONSUMERS + 1", "EPILOGUE_WARPS) + CONSUMERS + 1"))
+    too_few = ("EPILOGUE_WARPS * LANES) + CONSUMERS + 1", "EPILOGUE_WARPS) + CONSUMERS + 1")
+    for lucky in ("late", "early"):
+        verify_with(too_few, schedule=lucky)
+    with pytest.raises(Fault, match="something that is no response"):
+        verify_with(too_few, schedule="random")
 
 
 def test_both_barriers_must_expect_the_response() -> None:
