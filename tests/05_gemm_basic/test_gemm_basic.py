@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from common.build import Kernel
-from common.emulator import BarrierFault, Fault, TensorMemoryFault
+from common.emulator import BarrierFault, TensorMemoryFault
 from common.emulator.hardware.instruction_descriptor import InstructionDescriptor, MmaForm
 from common.emulator.hardware.smem_descriptor import SmemDescriptor
 from common.emulator.hardware.swizzle import Swizzle
@@ -201,9 +201,8 @@ def test_a_parity_that_is_not_flipped_does_not_wait() -> None:
         verify_with(FLIP)
 
 
-def test_a_store_that_nobody_waits_for_is_named() -> None:
-    with pytest.raises(Fault, match="wait_group.read"):
-        verify_with(READ_WAIT)
+def test_shared_memory_stays_until_a_store_that_nobody_waits_for_has_read_it() -> None:
+    verify_with(READ_WAIT)
 
 
 @pytest.mark.parametrize(

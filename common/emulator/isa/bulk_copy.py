@@ -20,7 +20,6 @@ from common.emulator.isa.async_issue import (
     CHUNK,
     COMPLETION,
     WAIT_BARRIER,
-    WAIT_READ,
     GlobalSpan,
     Issuer,
     SharedSpan,
@@ -208,7 +207,6 @@ def _decode_store(inst: Instruction, b: Binder, mods: Modifiers) -> Decoded:
             _write(target.bytes(size), np.full(size, 0xFF, np.uint8), chosen)
 
         def read() -> np.ndarray:
-            require_source(cta, WAIT_READ)
             return source.bytes(size).copy()
 
         def write(data: np.ndarray) -> None:
@@ -291,7 +289,6 @@ def _decode_global_reduction(inst: Instruction, b: Binder, mods: Modifiers) -> D
         target = global_span(cta, operands.target(f, lane), size, CHUNK, lane, writes=True)
 
         def read() -> np.ndarray:
-            require_source(cta, WAIT_READ)
             return source.bytes(size).copy()
 
         def write(data: np.ndarray) -> None:

@@ -20,7 +20,6 @@ from common.emulator.hardware.tile_copy import TileCopy
 from common.emulator.isa.async_issue import (
     BARRIER_BYTES,
     COMPLETION,
-    WAIT_READ,
     Issuer,
     SharedSpan,
     bind_options,
@@ -30,7 +29,6 @@ from common.emulator.isa.async_issue import (
     per_lane,
     poisons,
     require_receiver,
-    require_source,
     shared_span,
     signal,
     take_cache_hint,
@@ -314,7 +312,6 @@ def _reader(cta: ThreadBlock, tensor: Movement, source: SharedSpan) -> Callable[
     """Reads rows from shared memory, from the last multiple of the swizzle period on."""
 
     def read() -> np.ndarray:
-        require_source(cta, WAIT_READ)
         start = source.offset - source.offset % SWIZZLE_PERIOD
         return cta.shared.data[start : source.offset + tensor.copy.shared_bytes].copy()
 
