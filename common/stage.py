@@ -177,16 +177,22 @@ class Stage:
         return config
 
     def build(
-        self, *, dtype: str | None = None, scale: str = "default", arch: str | None = None, **values: Any
+        self,
+        *,
+        dtype: str | None = None,
+        scale: str = "default",
+        arch: str | None = None,
+        sms: int | None = None,
+        **values: Any,
     ) -> Kernel:
         """Build the kernel for these sizes: `common.build.Kernel`. Raises BadSize before anything is compiled.
 
         It is built for this machine's GPU, when that can run the stage, and else for the emulated one: number of SMs
-        and architecture. `arch` overrides the latter.
+        and architecture. `sms` and `arch` override them.
         """
         from common.build import build
         from common.device import choose_device
 
         device = choose_device("auto", self.number, self.arch)
-        config = self.config(dtype=dtype, scale=scale, sms=device.sms, **values)
+        config = self.config(dtype=dtype, scale=scale, sms=sms or device.sms, **values)
         return build(self.kernel(config), arch=arch or device.arch)

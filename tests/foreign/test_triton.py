@@ -110,16 +110,18 @@ def test_product_by_two_ctas(schedule, seed):
 
 def test_a_race_that_the_compiler_made():
     """Triton 3.9.0 gives the transposed tiles of b one buffer, and refills it while the product before may still read
-    it: the wait for that product's commit comes one iteration later. Completed at once it is right; late it is not."""
+    it: the wait for that product's commit comes one iteration later. Completed at once it is right, else by luck."""
     m, n, k = 128, 64, 256
     a, b = random(m, k), random(k, n)
-    results = {}
-    for schedule in ("early", "late"):
-        c = results[schedule] = poisoned(m, n)
-        launch("gemm_tf32", (1, 1), [Descriptor(a), Descriptor(b), Descriptor(c), k], schedule)
     expected = a.double() @ b.double()
-    check(results["early"], expected, 1e-3)
-    assert (results["late"].double() - expected).norm() > 0.1 * expected.norm()
+
+    def error(schedule: str, seed: int = 0) -> float:
+        c = poisoned(m, n)
+        launch("gemm_tf32", (1, 1), [Descriptor(a), Descriptor(b), Descriptor(c), k], schedule, seed=seed)
+        return float((c.double() - expected).norm() / expected.norm())
+
+    assert error("early") < 1e-3
+    assert not max(error("random", seed) for seed in range(6)) < 0.1
 
 
 @every_schedule
