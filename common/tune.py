@@ -80,14 +80,17 @@ def _tmem_columns(kernel: Kernel) -> int:
     return int(call.group(1))
 
 
-def _ring(stage: Stage, config: Config) -> tuple[int, int]:
-    """Depth of the ring and bytes of one stage of it: what a third stage adds to the SMEM of two."""
+def _ring(stage: Stage, config: Config, all_of_them: int) -> tuple[int, int]:
+    """Depth of the ring and bytes of one stage of it: what a third stage adds to the SMEM of two.
+
+    `all_of_them`: the bytes of SMEM that the kernel of `config` takes.
+    """
 
     def shared_bytes(stages: int) -> int:
         values = config.values | {"stages": stages}
         return build(stage.kernel(replace(config, values=values))).launch_spec.shared_bytes
 
-    two, three, all_of_them = (shared_bytes(stages) for stages in (2, 3, config.stages))
+    two, three = shared_bytes(2), shared_bytes(3)
     if three == two:
         raise ValueError(f"{config.tile}: SMEM holds two stages only, so their size cannot be read from the build")
     return 2 + (all_of_them - two) // (three - two), three - two
@@ -121,9 +124,9 @@ def candidates(
     rings: dict[str, tuple[int, int]] = {}
     for chosen in _choices(stage, given):
         config = make_config(**{**given, **chosen})
-        if config.tile not in rings:
-            rings[config.tile] = _ring(stage, config)
         kernel = build(stage.kernel(config), arch=arch)
+        if config.tile not in rings:
+            rings[config.tile] = _ring(stage, config, kernel.launch_spec.shared_bytes)
         yield candidate(stage, config, kernel, rings[config.tile]), config, kernel
 
 

@@ -7,8 +7,10 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+import torch
+
 from common.series import stage_script
-from common.stage import Stage
+from common.stage import Config, Stage
 
 
 @cache
@@ -31,3 +33,9 @@ def load_stage(number: int, *mistakes: tuple[str, str]) -> Stage:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module.STAGE
+
+
+def small_integer_operands(config: Config, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A (m, k) and B (n, k) of a GEMM stage, of -1, 0 and 1, as int64: every sum of products is exact in float32."""
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(torch.randint(-1, 2, (rows, config.k), generator=generator) for rows in (config.m, config.n))

@@ -15,7 +15,7 @@ from common.launch_spec import launch_shape
 from common.stage import BadSize
 from common.verify import Mismatch, make_arguments, poisoned, verify_stage
 from tests.sass import innermost_loop, instructions, opcodes
-from tests.stages import load_stage
+from tests.stages import load_stage, small_integer_operands
 
 STAGE = load_stage(5)
 DEFAULT = {"dtype": "float16"}
@@ -38,8 +38,7 @@ def test_verifies_under_every_schedule(sizes: dict) -> None:
 def test_small_integers_come_out_exact(sizes: dict) -> None:
     """Every sum of products of -1, 0 and 1 is small enough for the type of D: there is nothing to round."""
     config = STAGE.config(**sizes)
-    generator = torch.Generator().manual_seed(1)
-    a, b = (torch.randint(-1, 2, (rows, config.k), generator=generator) for rows in (config.m, config.n))
+    a, b = small_integer_operands(config, seed=1)
     d = poisoned((config.m, config.n), config.torch_dtype)
     built(**sizes)(a.to(config.torch_dtype), b.to(config.torch_dtype), d)
     assert torch.equal(d.long(), a @ b.t())

@@ -12,7 +12,7 @@ from common.series import stage_script
 from common.stage import BadSize, Config
 from common.verify import Mismatch, make_arguments, verify_stage
 from tests.sass import DIVISION, count, innermost_loop
-from tests.stages import load_stage
+from tests.stages import load_stage, small_integer_operands
 
 STAGE = load_stage(7)
 
@@ -46,8 +46,7 @@ def test_verifies_under_every_schedule(sizes: dict) -> None:
 
 def test_small_integers_are_exact() -> None:
     config, kernel = built(**MANY)
-    generator = torch.Generator().manual_seed(7)
-    a, b = (torch.randint(-1, 2, (rows, config.k), generator=generator) for rows in (config.m, config.n))
+    a, b = small_integer_operands(config, seed=7)
     d = torch.empty(config.m, config.n, dtype=torch.bfloat16)
     kernel(a.bfloat16(), b.bfloat16(), d, schedule="random", seed=7)
     assert torch.equal(d, (a @ b.t()).bfloat16())

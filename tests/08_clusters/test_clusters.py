@@ -13,7 +13,7 @@ from common.series import stage_script
 from common.stage import BadSize, Config
 from common.verify import make_arguments, verify_stage
 from tests.sass import DIVISION, count, innermost_loop
-from tests.stages import load_stage
+from tests.stages import load_stage, small_integer_operands
 
 STAGE = load_stage(8)
 ONE_PAIR = Limits(sm_count=2)  # a GPU on which one cluster runs at a time, and must fetch all tiles after the first
@@ -51,8 +51,7 @@ def test_verifies_under_every_schedule(sizes: dict, limits: Limits) -> None:
 
 def test_small_integers_are_exact() -> None:
     config, kernel = built(**MANY)
-    generator = torch.Generator().manual_seed(8)
-    a, b = (torch.randint(-1, 2, (rows, config.k), generator=generator) for rows in (config.m, config.n))
+    a, b = small_integer_operands(config, seed=8)
     d = torch.empty(config.m, config.n, dtype=torch.bfloat16)
     kernel(a.bfloat16(), b.bfloat16(), d, schedule="random", seed=8, limits=ONE_PAIR)
     assert torch.equal(d, (a @ b.t()).bfloat16())

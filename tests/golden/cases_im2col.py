@@ -19,7 +19,6 @@ from tests.golden.copy_kernels import (
     FLAGS,
     GLOBAL,
     GLOBAL_WORDS,
-    READ_SOURCE,
     REGION,
     SHARED_BYTES,
     SHARED_DECLARATION,
@@ -27,37 +26,23 @@ from tests.golden.copy_kernels import (
     START,
     wait,
 )
+from tests.golden.tensor_kernels import ORIGIN, SPANS, TENSOR, TYPES, coordinates_of, parameters, store_kernel
 
-ORIGIN = 1 << 16  # where in global memory a tensor begins, about
-_SPANS = {0: 256, 1: 32, 2: 64, 3: 128}  # of a swizzle, bytes
-_TYPES = (0, 1, 2, 4, 6, 7, 8, 9)
 _MODES = (*((0, swizzle) for swizzle in range(4)), (1, 0), (1, 1), (1, 3), (2, 1))  # interleave, swizzle
-_TENSOR = "mov.b64 %map, map; cvta.param.u64 %map, %map;"
 
 
 # -- kernels -------------------------------------------------------------------------------------------------------
 
 
-def _parameters(rank: int, *more: str) -> str:
-    coordinates = [f".param .u32 c{place}" for place in range(rank)]
-    return ", ".join((".param .align 64 .b8 map[128]", *coordinates, ".param .u32 offset", *more))
-
-
-def _coordinates(rank: int) -> tuple[str, str]:
-    """Instructions that load them, and the operand."""
-    loads = "".join(f"ld.param.u32 %c{place}, [c{place}];" for place in range(rank))
-    return loads, "{" + ", ".join(f"%c{place}" for place in range(rank)) + "}"
-
-
 def _load_kernel(rank: int) -> str:
-    loads, coordinates = _coordinates(rank)
+    loads, coordinates = coordinates_of(rank)
     shifts = range(rank - 2)
     steps = "".join(f"ld.param.u32 %x, [f{place}]; cvt.u16.u32 %f{place}, %x;" for place in shifts)
     operand = "{" + ", ".join(f"%f{place}" for place in shifts) + "}"
     more = [f".param .u32 f{place}" for place in shifts] + [".param .u32 bytes", ".param .u64 tensor"]
     return f"""
-.visible .entry load{rank}({_parameters(rank, *more, ".param .u64 out", ".param .u64 flags")})
-{{{START} {_TENSOR}{FILL} .reg .b16 %f<3>;
+.visible .entry load{rank}({parameters(rank, *more, ".param .u64 out", ".param .u64 flags")})
+{{{START} {TENSOR}{FILL} .reg .b16 %f<3>;
 @%first mbarrier.init.shared::cta.b64 [%bar], 1;
 fence.proxy.async; bar.sync 0;
 @!%first bra SHOW;
@@ -71,25 +56,12 @@ SHOW: bar.sync 0; {DUMP} ret; }}
 """
 
 
-def _store_kernel(name: str, rank: int, instruction: str) -> str:
-    loads, coordinates = _coordinates(rank)
-    return f"""
-.visible .entry {name}({_parameters(rank, ".param .u64 tensor", ".param .u64 source")})
-{{{START} {_TENSOR}
-{READ_SOURCE}
-fence.proxy.async; bar.sync 0;
-@!%first ret;
-{loads} {instruction} [%map, {coordinates}], [%offset];
-cp.async.bulk.commit_group; cp.async.bulk.wait_group 0; ret; }}
-"""
-
-
 def _ptx() -> str:
     kernels = [_load_kernel(rank) for rank in range(3, 6)]
     for rank in range(3, 6):
         copy = f"cp.async.bulk.tensor.{rank}d.global.shared::cta.im2col_no_offs.bulk_group"
         add = f"cp.reduce.async.bulk.tensor.{rank}d.global.shared::cta.add.im2col_no_offs.bulk_group"
-        kernels += [_store_kernel(f"store{rank}", rank, copy), _store_kernel(f"add{rank}", rank, add)]
+        kernels += [store_kernel(f"store{rank}", rank, copy), store_kernel(f"add{rank}", rank, add)]
     return HEADER + SHARED_DECLARATION + "".join(kernels)
 
 
@@ -107,7 +79,7 @@ def column_bytes(m: ColumnMap) -> int:
 def _pitch(m: ColumnMap) -> int:
     if m.interleave:
         return 16 * m.interleave
-    return _SPANS[m.swizzle] if m.swizzle else m.channels * SIZES[m.dtype]
+    return SPANS[m.swizzle] if m.swizzle else m.channels * SIZES[m.dtype]
 
 
 def _random_map(
@@ -118,7 +90,7 @@ def _random_map(
     `stored`: with a pixel box inside the tensor, as stores need it.
     """
     while True:
-        kind = dice.pick(_TYPES)
+        kind = dice.pick(TYPES)
         size, unit = SIZES[kind], max(1, 16 // SIZES[kind])
         space = range(rank - 2)
         pixels = [dice.between(2, 9) for _ in space]
@@ -132,7 +104,7 @@ def _random_map(
             dims, steps = [*pixels, dice.between(1, 4), dice.between(1, 4)], [*steps, 1, 1]
             row = dims[0] * 16 * interleave
         else:
-            channels = dice.between(1, min(_SPANS[swizzle] // 16, 256 // unit)) * unit
+            channels = dice.between(1, min(SPANS[swizzle] // 16, 256 // unit)) * unit
             dims, steps = [dice.between(8, 200 // size + 8), *pixels, dice.between(1, 4)], [1, *steps, 1]
             row = dims[0] * size
         strides, row = [], -(-row // alignment) * alignment + alignment * dice.below(3)
@@ -159,7 +131,7 @@ def _random_map(
 
 def _describe(m: ColumnMap, coordinates: Sequence[int], offsets: Sequence[int]) -> str:
     interleave = f" interleave {16 * m.interleave}B" if m.interleave else ""
-    swizzle = f" swizzle {_SPANS[m.swizzle]}B" if m.swizzle else ""
+    swizzle = f" swizzle {SPANS[m.swizzle]}B" if m.swizzle else ""
     steps = f" steps {'x'.join(map(str, m.element_strides))}" if max(m.element_strides) > 1 else ""
     fill = " NaN" if m.oob_fill else ""
     box = f"{list(m.lower)} to {list(m.upper)}"

@@ -23,7 +23,6 @@ from tests.golden.copy_kernels import (
     FLAGS,
     GLOBAL,
     GLOBAL_WORDS,
-    READ_SOURCE,
     REGION,
     SHARED_BYTES,
     SHARED_DECLARATION,
@@ -32,8 +31,8 @@ from tests.golden.copy_kernels import (
     special_values,
     wait,
 )
+from tests.golden.tensor_kernels import ORIGIN, SPANS, TENSOR, TYPES, coordinates_of, parameters, store_kernel
 
-ORIGIN = 1 << 16  # where in global memory a tensor begins, about
 SIZES = {0: 1, 1: 2, 2: 4, 3: 4, 4: 8, 5: 8, 6: 2, 7: 4, 8: 8, 9: 2, 10: 4, 11: 4, 12: 4}
 NAMES = {
     2: "u32",
@@ -48,8 +47,6 @@ NAMES = {
     11: "f32",
     12: "f32",
 }
-_SPANS = {0: 256, 1: 32, 2: 64, 3: 128}  # of a swizzle, bytes
-_TYPES = (0, 1, 2, 4, 6, 7, 8, 9)
 _REDUCTIONS = {
     "add": (2, 3, 4, 6, 7, 8, 9, 10, 11, 12),
     "min": (2, 3, 4, 5, 6, 9),
@@ -64,26 +61,14 @@ _REDUCTIONS = {
 
 # -- kernels -------------------------------------------------------------------------------------------------------
 
-_TENSOR = "mov.b64 %map, map; cvta.param.u64 %map, %map;"
 _MEMORY = (".param .u64 tensor", ".param .u64 out", ".param .u64 flags")
 
 
-def _parameters(rank: int, *more: str) -> str:
-    coordinates = [f".param .u32 c{place}" for place in range(rank)]
-    return ", ".join((".param .align 64 .b8 map[128]", *coordinates, ".param .u32 offset", *more))
-
-
-def _coordinates(rank: int) -> tuple[str, str]:
-    """Instructions that load them, and the operand."""
-    loads = "".join(f"ld.param.u32 %c{place}, [c{place}];" for place in range(rank))
-    return loads, "{" + ", ".join(f"%c{place}" for place in range(rank)) + "}"
-
-
 def _load_kernel(rank: int) -> str:
-    loads, coordinates = _coordinates(rank)
+    loads, coordinates = coordinates_of(rank)
     return f"""
-.visible .entry load{rank}({_parameters(rank, ".param .u32 bytes", *_MEMORY)})
-{{{START} {_TENSOR}{FILL}
+.visible .entry load{rank}({parameters(rank, ".param .u32 bytes", *_MEMORY)})
+{{{START} {TENSOR}{FILL}
 @%first mbarrier.init.shared::cta.b64 [%bar], 1;
 fence.proxy.async; bar.sync 0;
 @!%first bra SHOW;
@@ -98,25 +83,12 @@ SHOW: bar.sync 0; {DUMP} ret; }}
 """
 
 
-def _store_kernel(name: str, rank: int, instruction: str) -> str:
-    loads, coordinates = _coordinates(rank)
-    return f"""
-.visible .entry {name}({_parameters(rank, ".param .u64 tensor", ".param .u64 source")})
-{{{START} {_TENSOR}
-{READ_SOURCE}
-fence.proxy.async; bar.sync 0;
-@!%first ret;
-{loads} {instruction} [%map, {coordinates}], [%offset];
-cp.async.bulk.commit_group; cp.async.bulk.wait_group 0; ret; }}
-"""
-
-
 def _multicast_kernel() -> str:
     """Each CTA delivers a tile to those of its mask; `table` has (mask, expected bytes, offset, column) by rank."""
-    loads, _ = _coordinates(2)
+    loads, _ = coordinates_of(2)
     return f"""
-.visible .entry multicast({_parameters(2, ".param .u64 table", *_MEMORY)})
-{{{START} {_TENSOR}{FILL} {loads}
+.visible .entry multicast({parameters(2, ".param .u64 table", *_MEMORY)})
+{{{START} {TENSOR}{FILL} {loads}
 .reg .b32 %mask, %column, %slot; .reg .b16 %targets;
 ld.param.u64 %g, [table]; cvta.to.global.u64 %g, %g;
 mul.wide.u32 %o, %rank, 16; add.u64 %g, %g, %o; ld.global.v4.b32 {{%mask, %bytes, %slot, %column}}, [%g];
@@ -142,10 +114,10 @@ def _ptx() -> str:
     kernels = [_load_kernel(rank) for rank in range(1, 6)] + [_multicast_kernel()]
     for rank in range(1, 6):
         store = f"cp.async.bulk.tensor.{rank}d.global.shared::cta.tile.bulk_group"
-        kernels.append(_store_kernel(f"store{rank}", rank, store))
+        kernels.append(store_kernel(f"store{rank}", rank, store))
         for operation in _REDUCTIONS if rank == 2 else ("add",):
             reduce = f"cp.reduce.async.bulk.tensor.{rank}d.global.shared::cta.{operation}.tile.bulk_group"
-            kernels.append(_store_kernel(f"{operation}{rank}", rank, reduce))
+            kernels.append(store_kernel(f"{operation}{rank}", rank, reduce))
     return HEADER + SHARED_DECLARATION + "".join(kernels)
 
 
@@ -167,7 +139,7 @@ def box_bytes(m: Map) -> int:
 def _fits(m: Map, offset: int) -> bool:
     rows = box_bytes(m)
     if m.swizzle and not m.interleave:
-        rows = rows // (m.box[0] * SIZES[m.dtype]) * _SPANS[m.swizzle]
+        rows = rows // (m.box[0] * SIZES[m.dtype]) * SPANS[m.swizzle]
     alignment = 32 if m.interleave == 2 else 16
     return offset + rows <= REGION and m.box[0] <= 256 and all(stride % alignment == 0 for stride in m.strides)
 
@@ -175,7 +147,7 @@ def _fits(m: Map, offset: int) -> bool:
 def random_map(dice: Dice, rank: int, interleave: int, swizzle: int) -> tuple[Map, list[int], int]:
     """A tensor map, coordinates inside the tensor as far as they can be, and a shared offset, that go together."""
     while True:
-        kind = dice.pick(_TYPES)
+        kind = dice.pick(TYPES)
         size, unit = SIZES[kind], max(1, 16 // SIZES[kind])
         dims = [dice.between(2, 11) for _ in range(rank)]
         box = [dice.between(1, 6) for _ in range(rank)]
@@ -187,7 +159,7 @@ def random_map(dice: Dice, rank: int, interleave: int, swizzle: int) -> tuple[Ma
         else:
             dims[0] = dice.between(8, 200 // size + 8)
             row = dims[0] * size
-            box[0] = dice.between(1, min(_SPANS[swizzle] // 16, 256 // unit)) * unit
+            box[0] = dice.between(1, min(SPANS[swizzle] // 16, 256 // unit)) * unit
         strides, row = [], -(-row // alignment) * alignment + alignment * dice.below(3)
         for extent in dims[1:]:
             strides.append(row)
@@ -250,7 +222,7 @@ def _store(name: str, kernel: str, m: Map, coordinates: Sequence[int], offset: i
 
 def describe(m: Map, coordinates: Sequence[int]) -> str:
     interleave = f" interleave {16 * m.interleave}B" if m.interleave else ""
-    swizzle = f" swizzle {_SPANS[m.swizzle]}B" if m.swizzle else ""
+    swizzle = f" swizzle {SPANS[m.swizzle]}B" if m.swizzle else ""
     steps = f" steps {'x'.join(map(str, m.element_strides))}" if max(m.element_strides) > 1 else ""
     fill = " NaN" if m.oob_fill else ""
     box, dims = "x".join(map(str, m.box)), "x".join(map(str, m.dims))
@@ -324,7 +296,7 @@ def _multicasts(dice: Dice) -> Iterator[Case]:
     for cluster in (2, 4):
         for swizzle in range(4):
             for number in range(4):
-                columns = _SPANS[swizzle] // 2 if swizzle else 64
+                columns = SPANS[swizzle] // 2 if swizzle else 64
                 m = Map(0, 6, (4 * columns, 24), (8 * columns,), (columns, 8), (1, 1), ORIGIN, swizzle=swizzle)
                 masks = [dice.below(1 << cluster) if number else (1 << cluster) - 1 for _ in range(cluster)]
                 if number == 1:

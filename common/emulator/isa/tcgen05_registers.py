@@ -3,8 +3,7 @@
 Both are asynchronous and ordered with nothing but their `wait`. A load reads its cells when it completes; cells that
 another operation in flight is going to write, at the issue or at the completion of the load, read as poison: nothing
 orders the two. An instruction that needs the loaded registers waits for them (`machine.scoreboard`). A store has its
-registers read when it is issued. Under `late` both complete after everything else that is in flight, so that tensor
-memory used again too early is seen.
+registers read when it is issued.
 """
 
 from __future__ import annotations

@@ -22,6 +22,17 @@ SWIZZLES = {
 COLUMNS = 512
 
 
+@T.inline
+def store_tensor_memory(raw, out, rank, thread):
+    """All columns of tensor memory, float32, to out[rank], a lane from each thread."""
+    for i in range(COLUMNS // 64):
+        fr = T.alloc_tcgen05_ldst_frag("32x32b", (128, 64), "float32")
+        Tx.wg.copy_async(fr[:, :], raw[:, i * 64 : i * 64 + 64])
+        T.ptx.tcgen05.wait__ld.sync.aligned()
+        for j in T.serial(64):
+            out[rank, thread, i * 64 + j] = fr.local()[j]
+
+
 def gemm(
     dtype: str, m: int, n: int, k: int, *, group: int = 1, swizzle_a: str = "128B", swizzle_b: str = "128B",
     trans_a: bool = False, trans_b: bool = False, tf32: bool = False,
@@ -81,12 +92,7 @@ def gemm(
             bar.arrive(0, cta_group=group, cta_mask=2**group - 1)
         bar.wait(0, 0)
         T.ptx.tcgen05.fence__after_thread_sync()
-        for i in range(COLUMNS // 64):
-            fr = T.alloc_tcgen05_ldst_frag("32x32b", (128, 64), "float32")
-            Tx.wg.copy_async(fr[:, :], raw[:, i * 64 : i * 64 + 64])
-            T.ptx.tcgen05.wait__ld.sync.aligned()
-            for j in T.serial(64):
-                out[rank, thread, i * 64 + j] = fr.local()[j]
+        store_tensor_memory(raw, out, rank, thread)
         T.cuda.cta_sync()
         if group == 2:
             T.cuda.cluster_sync()
@@ -143,12 +149,7 @@ def gemm_from_tensor_memory(dtype: str, m: int, n: int, k: int, *, group: int = 
             bar.arrive(0, cta_group=group, cta_mask=2**group - 1)
         bar.wait(0, 0)
         T.ptx.tcgen05.fence__after_thread_sync()
-        for i in range(COLUMNS // 64):
-            fr = T.alloc_tcgen05_ldst_frag("32x32b", (128, 64), "float32")
-            Tx.wg.copy_async(fr[:, :], raw[:, i * 64 : i * 64 + 64])
-            T.ptx.tcgen05.wait__ld.sync.aligned()
-            for j in T.serial(64):
-                out[rank, thread, i * 64 + j] = fr.local()[j]
+        store_tensor_memory(raw, out, rank, thread)
         T.cuda.cta_sync()
         if group == 2:
             T.cuda.cluster_sync()
@@ -230,12 +231,7 @@ def scaled_gemm(dtype: str, scale: str, n: int, k: int, *, group: int = 1, vecto
             bar.arrive(0, cta_group=group, cta_mask=2**group - 1)
         bar.wait(0, 0)
         T.ptx.tcgen05.fence__after_thread_sync()
-        for i in range(COLUMNS // 64):
-            fr = T.alloc_tcgen05_ldst_frag("32x32b", (128, 64), "float32")
-            Tx.wg.copy_async(fr[:, :], raw[:, i * 64 : i * 64 + 64])
-            T.ptx.tcgen05.wait__ld.sync.aligned()
-            for j in T.serial(64):
-                out[rank, thread, i * 64 + j] = fr.local()[j]
+        store_tensor_memory(raw, out, rank, thread)
         T.cuda.cta_sync()
         if group == 2:
             T.cuda.cluster_sync()
