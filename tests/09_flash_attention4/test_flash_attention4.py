@@ -339,9 +339,11 @@ def test_queries_that_are_overwritten_by_those_of_the_next_work() -> None:
         attend_with((QUERIES_READ, "            q_full"), "early", sq=512, skv=256, ctas=1)
 
 
-def test_factors_that_overtake_each_other_hang() -> None:
+def test_factors_that_overtake_each_other_leave_the_correction_waiting_or_are_applied_too_late() -> None:
     with pytest.raises(Deadlock, match="warp 13 waits"):
-        attend_with((FACTOR_READ, ""), "late", inputs=rising(12))
+        attend_with((FACTOR_READ, ""), "early")
+    with pytest.raises(Mismatch):
+        attend_with((FACTOR_READ, ""), "late")
 
 
 def test_releases_that_nobody_waits_for_may_come_after_the_end() -> None:

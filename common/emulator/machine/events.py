@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from common.emulator.faults import EmulatorError, Place
 
 SCHEDULES = ("late", "early", "random")
+TENSOR_CORE = frozenset(f"tcgen05.{name}" for name in ("mma", "cp", "cp.4x256b", "shift", "commit"))
 
 
 @dataclass(eq=False)
@@ -63,10 +64,7 @@ class Events:
         return operation
 
     def advance(self) -> bool:
-        """Runs one step of one eligible operation: the latest, or under `random` any. False when there is none.
-
-        The latest first: what was issued before it is not done, so whoever does not wait for that misses it.
-        """
+        """Runs one step of one eligible operation: `_latest`, or under `random` any. False when there is none."""
         operation = self._choose()
         if operation is None:
             return False
@@ -78,9 +76,20 @@ class Events:
 
     def _choose(self) -> Operation | None:
         if self.schedule != "random":
-            return next((operation for operation in reversed(self.pending) if operation.eligible), None)
+            return self._latest()
         candidates = [operation for operation in self.pending if operation.eligible]
         return self._random.choice(candidates) if candidates else None
+
+    def _latest(self) -> Operation | None:
+        """The operation that was issued last: what came before it is not done, so whoever does not wait misses it.
+
+        But the tensor core takes its own in their order. So what it has let go early is used again under what it has
+        yet to do.
+        """
+        latest = next((operation for operation in reversed(self.pending) if operation.eligible), None)
+        if latest is None or latest.kind not in TENSOR_CORE:
+            return latest
+        return next(one for one in self.pending if one.kind in TENSOR_CORE and one.eligible)
 
     def _release_early(self) -> None:
         """Under `early`, operations that only waited for an earlier one complete as soon as it has."""
