@@ -63,12 +63,10 @@ def ask_for_tiles(s):
     more = gl.to_tensor(True)
     while more:
         slot = turn % SLOTS
-        phase = turn // SLOTS & 1
-        mbarrier.wait(s.answer_read.index(slot), phase ^ 1, pred=turn >= SLOTS)
+        mbarrier.wait(s.answer_read.index(slot), (turn // SLOTS & 1) ^ 1, pred=turn >= SLOTS)
         mbarrier.expect(s.answered.index(slot), 16)
         clc.try_cancel(s.answers.index(slot), s.answered.index(slot))
-        mbarrier.wait(s.answered.index(slot), phase)
-        more = clc.load_result(s.answers.index(slot)).is_canceled()
+        more, _tile = s.next(turn)
         turn += 1
 
 
@@ -167,7 +165,9 @@ def gemm_roles(a, b, c, stages: gl.constexpr, total_layout: gl.constexpr):
     total_full = mbarrier.allocate_mbarrier(batch=SLOTS)
     total_empty = mbarrier.allocate_mbarrier(batch=SLOTS, two_ctas=pairs)
     answered = mbarrier.allocate_mbarrier(batch=SLOTS)
-    answer_read = mbarrier.allocate_mbarrier(batch=SLOTS, two_ctas=pairs)
+    # The first CTA asks for the whole cluster, so an answer is read when all roles of all CTAs have read it.
+    everywhere: gl.constexpr = [[0]] * (gl.num_ctas().bit_length() - 1)
+    answer_read = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout(everywhere))
     for stage in gl.static_range(stages):
         mbarrier.init(full.index(stage), count=1)
         mbarrier.init(empty.index(stage), count=signals)
@@ -175,8 +175,7 @@ def gemm_roles(a, b, c, stages: gl.constexpr, total_layout: gl.constexpr):
         mbarrier.init(total_full.index(slot), count=signals)
         mbarrier.init(total_empty.index(slot), count=1)
         mbarrier.init(answered.index(slot), count=1)
-        mbarrier.init(answer_read.index(slot), count=3)
-    everywhere: gl.constexpr = [[0]] * (gl.num_ctas().bit_length() - 1)
+        mbarrier.init(answer_read.index(slot), count=4)
     answer_layout: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0], cga_layout=everywhere)
     answers = gl.allocate_shared_memory(gl.int64, [SLOTS, 2], answer_layout)
     s = Shared(

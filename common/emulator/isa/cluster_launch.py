@@ -129,7 +129,7 @@ def _is_cancelled(target: int, response: int) -> Decoded:
         if not known[m.index].all():
             raise Fault(
                 "clusterlaunchcontrol.query_cancel of something that is no response of try_cancel: "
-                "a wait for its mbarrier is missing",
+                "a wait for its mbarrier is missing, or another request did not wait until this CTA had read it",
                 lanes=m.numbers[~known[m.index]],
             )
         np.copyto(f[target], tags == CANCELLED, where=m.where)

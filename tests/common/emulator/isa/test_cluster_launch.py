@@ -109,6 +109,16 @@ def test_a_response_that_nobody_waited_for():
         Emulator("late").launch(kernel(body), "k", grid=1, block=32, args=[np.zeros(8, np.uint32)] * 2)
 
 
+def test_asking_again_before_the_other_ctas_have_read():
+    """A response goes to all CTAs of the cluster and nothing orders two requests: whoever asks must wait for all."""
+    body = LOOP.replace("barrier.cluster.arrive; barrier.cluster.wait;", "")
+    body = body.replace("barrier.cluster.arrive.relaxed; barrier.cluster.wait;", "")
+    with pytest.raises(Fault, match="another request did not wait until this CTA had read it"):
+        Emulator("random", limits=Limits(sm_count=2, ctas_per_sm=1)).launch(
+            kernel(body), "k", grid=8, block=32, cluster=(2, 1, 1), args=[np.zeros(8, np.uint32)] * 2
+        )
+
+
 def test_asking_again_after_a_failure():
     body = LOOP.replace("@!%p ret;", f"@%leader {TRY}")
     with pytest.raises(Fault, match="after this CTA has seen a request fail"):
