@@ -4,6 +4,10 @@ Q is (batch, sq, hq, d), K and V are (batch, skv, hkv, d), float16 or bfloat16, 
 hkv. O is as Q. LSE, the logarithm of the sum of each row's exponentials, is (batch, hq, sq) in float32. A row that sees
 no key gives zeros and -inf. `scale`, positive, is an argument of the kernel.
 
+With `--lengths varying` the sequences of a batch have lengths of their own and lie one after the other: Q and O are
+(rows, hq, d), K and V (rows, hkv, d), LSE is (hq, rows), and cu_seqlens_q and cu_seqlens_k, int32, say where each
+sequence starts and the last one ends.
+
 A CTA has two tiles of 128 queries in flight. While one is in the softmax the other has the tensor core, which
 multiplies twice for each block of 128 keys: S = Q K^T, and O += P V with the weights P = 2^(S - base). All three stay
 in TMEM, a row to each of its lanes, and a row of S becomes one of P in the registers of one thread:
@@ -26,7 +30,7 @@ import torch
 from tvm.backend.cuda.lang.pipeline import MBarrier, PipelineState, TCGen05Bar, TMABar
 from tvm.script import tirx as T
 from tvm.script.tirx import tile as Tx
-from tvm.tirx.layout import tcgen05_atom_layout
+from tvm.tirx.layout import S, TileLayout, tcgen05_atom_layout
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -113,6 +117,7 @@ class SoftmaxRow:
         self.factor = T.local_scalar("float32")  # from weights of the base before to those of this one
         self.sums = T.alloc_local((2,), "uint64")  # of weights; each is a pair, so that an instruction adds two
         self.total = T.local_scalar("float32")
+        self.lse = T.local_scalar("float32")
         self.pair = T.alloc_local((1,), "uint64")
         self.operand = T.alloc_local((2,), "uint64")
         self.fraction = T.alloc_local((1,), "uint64")
@@ -217,10 +222,9 @@ class SoftmaxRow:
         self.factor = T.Select(self.total == T.float32(0), T.float32(0), self.factor)
 
     @T.inline
-    def store_lse(self, LSE, batch, head, position):
-        log: T.float32
-        T.ptx.lg2.approx.ftz.f32(log, self.total)
-        LSE[batch, head, position] = (self.base + log) * T.float32(LN_2)
+    def find_lse(self):
+        T.ptx.lg2.approx.ftz.f32(self.lse, self.total)
+        self.lse = (self.base + self.lse) * T.float32(LN_2)
 
 
 @T.meta_class
@@ -273,13 +277,24 @@ class Split:
 
     group: int  # query heads that share a head of K and V; they lie side by side in memory
     positions: int  # of the sequence, in a tile
-    shift: int  # query i sees keys up to i + shift, if causal: the last query sees all
     blocks: int  # of keys
 
 
 def split(config: Config) -> Split:
     group = config.hq // config.hkv
-    return Split(group, TILE // group, config.skv - config.sq, -(-config.skv // TILE))
+    return Split(group, TILE // group, -(-config.skv // TILE))
+
+
+def rows_before_end(X, rows, box: int, heads: int, d: int):
+    """X, `rows` of (heads, d), as a tensor in which (i, end) is row end - box + i: those before `end`, for i < box.
+
+    A box that begins at (box - n, end) has n rows in this tensor. The copy engine fills the others with zeros, or
+    drops them, even if there are rows of X in their place: those of the next sequence. The tensor begins `box` rows
+    before X, and nobody touches what is there.
+    """
+    row = heads * d
+    layout = TileLayout(S[(box, rows + box, heads, d) : (row, row, d, 1)] + -box * row)
+    return X.view(box, rows + box, heads, d, layout=layout)
 
 
 def tmem_columns(d: int) -> dict[str, list[range]]:
@@ -422,7 +437,8 @@ def make_one_tile(config: Config):
         else:
             softmax.finish()
             if position < sq:
-                softmax.store_lse(LSE, batch, query_head, position)
+                softmax.find_lse()
+                LSE[batch, query_head, position] = softmax.lse
             output.take(Ot, 0, softmax.factor, Os, 0, row)
             T.ptx.fence.proxy.async_.shared__cta()
             T.ptx.tcgen05.fence__before_thread_sync()
@@ -454,16 +470,18 @@ def make_two_tiles(config: Config):
     """The kernel of the other steps, the last of which is FlashAttention-4."""
     batches, sq, skv, hq, hkv, d = config.batch, config.sq, config.skv, config.hq, config.hkv, config.d
     dtype, step, shape = config.dtype, STEPS[config.step], split(config)
-    GROUP, POSITIONS, SHIFT, BLOCKS = shape.group, shape.positions, shape.shift, shape.blocks
+    GROUP, POSITIONS = shape.group, shape.positions
     CAUSAL = config.mask == "causal"
+    VARYING = config.lengths == "varying"
     CORRECTION = step.correction
     FIRST_KEYS = step.first_keys
     PIECES = 1 if FIRST_KEYS == TILE else 2  # of P
 
-    ROWS_OF_WORK = -(-sq // (TILES * POSITIONS))  # pieces of work, two tiles each, of a head
+    WORK_POSITIONS = TILES * POSITIONS  # of a piece of work: two tiles of a head
+    ROWS_OF_WORK = -(-sq // WORK_POSITIONS)  # pieces of work of a head
     HEADS = batches * hkv
-    WORK = ROWS_OF_WORK * HEADS
-    CTAS = min(WORK, config.ctas, config.sms)
+    CTAS = min(ROWS_OF_WORK * HEADS, config.ctas, config.sms)
+    WORK = 1 << 30 if VARYING else ROWS_OF_WORK * HEADS  # or more than there can be: the end is found on the way
     HEAD_BYTES = 2 * skv * d * config.itemsize
     SECTION = min(HEADS, max(1, L2_BYTES // 2 // HEAD_BYTES))  # heads whose K and V share L2, with room to spare
 
@@ -481,19 +499,8 @@ def make_two_tiles(config: Config):
     # Who reads O last gives TMEM back.
     FIRST_READER, READERS = (SOFTMAX_WARPS, WARPGROUP) if CORRECTION else (0, SOFTMAX_WARPS)
 
-    @T.prim_func
-    def attention(q: T.handle, k: T.handle, v: T.handle, scale: T.float32, o: T.handle, lse: T.handle):
-        # Lengths stay open. TIRx would drop a dimension of one element, and with it a stride that a tensor map needs.
-        queries = T.int32()
-        keys = T.int32()
-        Q = T.match_buffer(q, (batches, queries, hq, d), dtype)
-        K = T.match_buffer(k, (batches, keys, hkv, d), dtype)
-        V = T.match_buffer(v, (batches, keys, hkv, d), dtype)
-        O = T.match_buffer(o, (batches, queries, hq, d), dtype)  # noqa: E741
-        LSE = T.match_buffer(lse, (batches, hq, queries), "float32")
-        assert queries == sq, "Q, O and LSE have another number of queries than the kernel was built for"
-        assert keys == skv, "K and V have another number of keys than the kernel was built for"
-
+    @T.inline
+    def kernel(Q, K, V, cu_seqlens_q, cu_seqlens_k, scale, O, LSE, q_rows, k_rows, sequences):  # noqa: E741
         T.device_entry()
         T.attr({"tirx.launch_bounds_min_blocks_per_sm": 1})  # or ptxas ignores setmaxnreg
         cta = T.cta_id([CTAS])
@@ -503,6 +510,12 @@ def make_two_tiles(config: Config):
         lane = T.lane_id([LANES])
         T.thread_id([WARPS * LANES])
         row = T.thread_id_in_wg([TILE])
+
+        Q_rows = T.meta_var(rows_before_end(Q, q_rows, POSITIONS, hq, d))
+        K_rows = T.meta_var(rows_before_end(K, k_rows, TILE, hkv, d))
+        V_rows = T.meta_var(rows_before_end(V, k_rows, TILE, hkv, d))
+        O_rows = T.meta_var(rows_before_end(O, q_rows, POSITIONS, hq, d))
+        LSE_flat = LSE.view(hq * q_rows)
 
         # One of each barrier for each tile, except for the ring.
         pool = T.SMEMPool()
@@ -552,28 +565,62 @@ def make_two_tiles(config: Config):
         # Every role keeps its own place in the list of work, and its own count of what it has waited for.
         work: T.int32 = cta
         turn: T.int32 = 0
-        batch: T.int32
+        sequence: T.int32 = -1
+        earlier: T.int32 = 0  # pieces of work of the sequences before it
+        own: T.int32 = 0  # pieces of work of this one
+        q_start: T.int32  # its first row in Q and O
+        k_start: T.int32
+        queries: T.int32 = sq
+        keys: T.int32 = skv
         head: T.int32
         first: T.int32  # position of the first tile
         blocks = T.alloc_local((TILES,), "int32")  # of keys that a tile needs
 
         @T.inline
-        def locate():
+        def locate_in_sequences():
+            # One sequence after the other, and in each the longest work first.
+            while work >= earlier + own and work < WORK:
+                earlier = earlier + own
+                sequence = sequence + 1
+                if sequence < sequences:
+                    q_start = cu_seqlens_q[sequence]
+                    k_start = cu_seqlens_k[sequence]
+                    queries = cu_seqlens_q[sequence + 1] - q_start
+                    keys = cu_seqlens_k[sequence + 1] - k_start
+                    own = (queries + WORK_POSITIONS - 1) // WORK_POSITIONS * hkv
+                else:
+                    work = WORK
+            place: T.let = work - earlier
+            head = place % hkv
+            first = (own // hkv - 1 - place // hkv) * WORK_POSITIONS
+
+        @T.inline
+        def locate_in_batch():
             # Heads of a section side by side, so that K and V come from L2; in it the longest work first, since with
             # a causal mask the last rows see the most keys: short work fills the gaps at the end.
             section: T.let = work // (SECTION * ROWS_OF_WORK)
             place: T.let = work % (SECTION * ROWS_OF_WORK)
             heads: T.let = T.min(SECTION, HEADS - section * SECTION)
             item: T.let = section * SECTION + place % heads
-            batch = item // hkv
+            sequence = item // hkv
             head = item % hkv
-            first = (ROWS_OF_WORK - 1 - place // heads) * TILES * POSITIONS
+            q_start = sequence * sq
+            k_start = sequence * skv
+            first = (ROWS_OF_WORK - 1 - place // heads) * WORK_POSITIONS
+
+        @T.inline
+        def locate():
+            if VARYING:
+                locate_in_sequences()
+            else:
+                locate_in_batch()
             for tile in T.unroll(TILES):
-                blocks[tile] = BLOCKS
+                # One block at least, all of it masked if need be, so that every row has an O.
+                blocks[tile] = T.max(1, (keys + TILE - 1) // TILE)
                 if CAUSAL:
-                    visible: T.let = first + (tile + 1) * POSITIONS + SHIFT  # to the last row
-                    # One block at least, all of it masked if need be, so that every row has an O.
-                    blocks[tile] = T.max(1, T.min(BLOCKS, (visible + TILE - 1) // TILE))
+                    # Query i sees keys up to i + keys - queries: the last one sees all.
+                    visible: T.let = first + (tile + 1) * POSITIONS + keys - queries  # to the last row
+                    blocks[tile] = T.max(1, T.min(blocks[tile], (visible + TILE - 1) // TILE))
 
         @T.inline
         def take_next():
@@ -598,13 +645,15 @@ def make_two_tiles(config: Config):
             q_empty.wait(tile, (turn & 1) ^ 1)
             q_full.arrive(tile, TILE_BYTES)
             position: T.let = first + tile * POSITIONS
-            # A box of positions x heads lands as rows, one head after the other. Positions past sq arrive as zeros.
+            end: T.let = T.min(position + POSITIONS, queries)
+            missing: T.let = position + POSITIONS - end
+            # A box of positions x heads lands as rows, one head after the other. Missing positions arrive as zeros.
             for atom in T.unroll(d // ATOM):
                 Tx.copy_async(
                     Qs[tile, :, atom * ATOM : atom * ATOM + ATOM],
-                    Q[
-                        batch,
-                        position : position + POSITIONS,
+                    Q_rows[
+                        missing : missing + POSITIONS,
+                        q_start + end,
                         head * GROUP : head * GROUP + GROUP,
                         atom * ATOM : atom * ATOM + ATOM,
                     ],
@@ -613,18 +662,31 @@ def make_two_tiles(config: Config):
                 )
 
         @T.inline
-        def request(X, block):
+        def request(X_rows, block):
             kv_empty.wait(slot.stage, slot.phase)
             kv_full.arrive(slot.stage, TILE_BYTES)
-            # Keys past skv arrive as zeros. Their scores are masked; and 0 times a zero of V is 0, which NaN is not.
+            end: T.let = T.min(block * TILE + TILE, keys)
+            missing: T.let = block * TILE + TILE - end
+            # Missing keys arrive as zeros. Their scores are masked; and 0 times a zero of V is 0, which NaN is not.
             for atom in T.unroll(d // ATOM):
                 Tx.copy_async(
                     ring[slot.stage, :, atom * ATOM : atom * ATOM + ATOM],
-                    X[batch, block * TILE : block * TILE + TILE, head, atom * ATOM : atom * ATOM + ATOM],
+                    X_rows[missing : missing + TILE, k_start + end, head, atom * ATOM : atom * ATOM + ATOM],
                     dispatch="tma_explicit",
                     mbar=kv_full.ptr_to([slot.stage]),
                 )
             slot.advance()
+
+        @T.inline
+        def request_all():
+            # In the order in which they are needed.
+            for block in T.serial(blocks[TILES - 1], unroll=False):
+                if block == 0:
+                    request_queries(0)
+                request(K_rows, block)
+                if block == 0:
+                    request_queries(1)
+                request(V_rows, block)
 
         @T.inline
         def drain():
@@ -776,13 +838,19 @@ def make_two_tiles(config: Config):
         @T.inline
         def attend_to_all():
             position: T.let = first + warpgroup * POSITIONS + row // GROUP
-            limit: T.int32 = skv  # keys that this row sees, from the first
-            clear: T.int32 = skv // TILE  # blocks of which every row of the tile sees all
-            needed: T.int32 = BLOCKS
+            limit: T.int32 = keys  # that this row sees, from the first
+            clear: T.int32 = keys // TILE  # blocks of which every row of the tile sees all
+            needed: T.int32 = T.if_then_else(warpgroup == 0, blocks[0], blocks[TILES - 1])
             if CAUSAL:
-                limit = T.min(skv, position + SHIFT + 1)
-                clear = T.max(0, T.min(skv, first + warpgroup * POSITIONS + SHIFT + 1)) // TILE
-                needed = T.if_then_else(warpgroup == 0, blocks[0], blocks[TILES - 1])
+                limit = T.min(keys, position + keys - queries + 1)
+                clear = T.max(0, T.min(keys, first + warpgroup * POSITIONS + keys - queries + 1)) // TILE
+            # Where the LSE goes, or -1. Found now, so that one register waits for it, and not four.
+            lse_place: T.int32 = -1
+            if position < queries:
+                if VARYING:
+                    lse_place = (head * GROUP + row % GROUP) * q_rows + q_start + position
+                else:
+                    lse_place = ((sequence * hkv + head) * GROUP + row % GROUP) * sq + position
             softmax.start()
             for block in T.serial(clear, unroll=False):
                 attend(block, limit, False)
@@ -793,8 +861,9 @@ def make_two_tiles(config: Config):
                 tell()
             else:
                 take_output(warpgroup, softmax.factor)
-            if position < sq:
-                softmax.store_lse(LSE, batch, head * GROUP + row % GROUP, position)
+            if lse_place >= 0:
+                softmax.find_lse()
+                LSE_flat[lse_place] = softmax.lse
 
         # -- correction: the factors of a block's softmax on O, off its critical path --
 
@@ -826,12 +895,14 @@ def make_two_tiles(config: Config):
         def send(tile):
             out_full.wait(tile, turn & 1)
             position: T.let = first + tile * POSITIONS
-            # Positions past sq are dropped.
+            end: T.let = T.min(position + POSITIONS, queries)
+            missing: T.let = position + POSITIONS - end
+            # Missing positions are dropped.
             for atom in T.unroll(d // ATOM):
                 Tx.copy_async(
-                    O[
-                        batch,
-                        position : position + POSITIONS,
+                    O_rows[
+                        missing : missing + POSITIONS,
+                        q_start + end,
                         head * GROUP : head * GROUP + GROUP,
                         atom * ATOM : atom * ATOM + ATOM,
                     ],
@@ -848,8 +919,9 @@ def make_two_tiles(config: Config):
             T.ptx.setmaxnreg.inc.sync.aligned.u32(ROW_REGISTERS)
             while work < WORK:
                 locate()
-                attend_to_all()
-                take_next()
+                if work < WORK:
+                    attend_to_all()
+                    take_next()
             if not CORRECTION:
                 give_tmem_back()
         elif warpgroup < OTHER_WARPGROUP:
@@ -858,8 +930,9 @@ def make_two_tiles(config: Config):
                 heard[tile] = 0
             while work < WORK:
                 locate()
-                correct()
-                take_next()
+                if work < WORK:
+                    correct()
+                    take_next()
             if CORRECTION:
                 give_tmem_back()
         else:
@@ -869,15 +942,9 @@ def make_two_tiles(config: Config):
                     slot.init(1)  # a fresh ring is empty: the first wait for the phase before the first passes at once
                     while work < WORK:
                         locate()
-                        for block in T.serial(blocks[TILES - 1], unroll=False):
-                            # In the order in which they are needed.
-                            if block == 0:
-                                request_queries(0)
-                            request(K, block)
-                            if block == 0:
-                                request_queries(1)
-                            request(V, block)
-                        take_next()
+                        if work < WORK:
+                            request_all()
+                            take_next()
                     drain()
             elif warp == MMA:
                 if T.cuda.elect_sync():
@@ -886,22 +953,79 @@ def make_two_tiles(config: Config):
                         weighed[tile] = 0
                     while work < WORK:
                         locate()
-                        multiply()
-                        take_next()
+                        if work < WORK:
+                            multiply()
+                            take_next()
             elif warp == STORER:
                 if T.cuda.elect_sync():
                     while work < WORK:
                         locate()
-                        for tile in T.unroll(TILES):
-                            send(tile)
-                        take_next()
+                        if work < WORK:
+                            for tile in T.unroll(TILES):
+                                send(tile)
+                            take_next()
+
+    if VARYING:
+
+        @T.prim_func
+        def attention(
+            q: T.handle,
+            k: T.handle,
+            v: T.handle,
+            q_bounds: T.handle,
+            k_bounds: T.handle,
+            scale: T.float32,
+            o: T.handle,
+            lse: T.handle,
+        ):
+            queries = T.int32()
+            keys = T.int32()
+            bounds = T.int32()
+            Q = T.match_buffer(q, (queries, hq, d), dtype)
+            K = T.match_buffer(k, (keys, hkv, d), dtype)
+            V = T.match_buffer(v, (keys, hkv, d), dtype)
+            CU_SEQLENS_Q = T.match_buffer(q_bounds, (bounds,), "int32")
+            CU_SEQLENS_K = T.match_buffer(k_bounds, (bounds,), "int32")
+            O = T.match_buffer(o, (queries, hq, d), dtype)  # noqa: E741
+            LSE = T.match_buffer(lse, (hq, queries), "float32")
+            kernel(Q, K, V, CU_SEQLENS_Q, CU_SEQLENS_K, scale, O, LSE, queries, keys, bounds - 1)
+
+    else:
+
+        @T.prim_func
+        def attention(q: T.handle, k: T.handle, v: T.handle, scale: T.float32, o: T.handle, lse: T.handle):
+            # Lengths stay open: see `make_one_tile`.
+            queries = T.int32()
+            keys = T.int32()
+            Q = T.match_buffer(q, (batches, queries, hq, d), dtype)
+            K = T.match_buffer(k, (batches, keys, hkv, d), dtype)
+            V = T.match_buffer(v, (batches, keys, hkv, d), dtype)
+            O = T.match_buffer(o, (batches, queries, hq, d), dtype)  # noqa: E741
+            LSE = T.match_buffer(lse, (batches, hq, queries), "float32")
+            assert queries == sq, "Q, O and LSE have another number of queries than the kernel was built for"
+            assert keys == skv, "K and V have another number of keys than the kernel was built for"
+            kernel(Q, K, V, None, None, scale, O, LSE, batches * queries, batches * keys, batches)
 
     return attention
 
 
 def make_kernel(config: Config):
-    """The TIRx function for one problem and step: attention(Q, K, V, scale, O, LSE)."""
+    """The TIRx function for one problem and step: attention(Q, K, V, scale, O, LSE).
+
+    With lengths that vary: attention(Q, K, V, cu_seqlens_q, cu_seqlens_k, scale, O, LSE).
+    """
     return make_one_tile(config) if config.step in ONE_TILE else make_two_tiles(config)
+
+
+def make_bounds(config: Config) -> list[torch.Tensor]:
+    """cu_seqlens_q and cu_seqlens_k, int32: cuts at random places, the same for the same sizes. Lengths may be 0."""
+    generator = torch.Generator().manual_seed(config.batch)
+
+    def cut(rows: int) -> torch.Tensor:
+        cuts = torch.randint(0, rows + 1, (config.batch - 1,), generator=generator)
+        return torch.cat([torch.tensor([0]), cuts.sort().values, torch.tensor([rows])]).int()
+
+    return [cut(config.batch * length) for length in (config.sq, config.skv)]
 
 
 def check(config: Config) -> None:
@@ -913,9 +1037,11 @@ def check(config: Config) -> None:
             f"{config.hq} heads of Q and {config.hkv} of K and V: the query heads that share a head of K and V share a "
             f"tile, so hq must be a multiple of hkv, and hq / hkv must divide {TILE}"
         )
-    if not STEPS[config.step].masks and (config.mask == "causal" or config.skv % TILE):
+    varying = config.lengths == "varying"
+    if not STEPS[config.step].masks and (config.mask == "causal" or config.skv % TILE or varying):
         raise BadSize(
-            f"--step {config.step} cannot hide a key: take --mask full and skv a multiple of {TILE}, or a later step"
+            f"--step {config.step} cannot hide a key: take --mask full, --lengths equal and skv a multiple of {TILE}, "
+            "or a later step"
         )
 
 
@@ -927,30 +1053,50 @@ def make_inputs(config: Config, generator: torch.Generator) -> tuple:
         return x.to(config.torch_dtype)
 
     q, k, v = normal(config.sq, config.hq), normal(config.skv, config.hkv), normal(config.skv, config.hkv)
-    return q, k, v, 1 / sqrt(config.d)
+    scale = 1 / sqrt(config.d)
+    if config.lengths == "equal":
+        return q, k, v, scale
+    return *(x.flatten(0, 1) for x in (q, k, v)), *(bounds.to(q.device) for bounds in make_bounds(config)), scale
 
 
-def reference(config: Config, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> tuple:
-    """The definition, in float64: O and LSE; for step `qk` the scores and the largest of each row."""
+def attend(config: Config, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> tuple:
+    """The definition, in float64, for one sequence: O (sq, hq, d) and LSE (hq, sq).
+
+    For step `qk` the scores (hq, sq, skv), and the largest of each row.
+    """
     group = config.hq // config.hkv
-    q64, k64, v64 = (x.double().transpose(1, 2) for x in (q, k, v))
-    k64, v64 = k64.repeat_interleave(group, 1), v64.repeat_interleave(group, 1)
-    scores = scale * q64 @ k64.transpose(-1, -2)
+    q64, k64, v64 = (x.double().transpose(0, 1) for x in (q, k, v))
+    k64, v64 = k64.repeat_interleave(group, 0), v64.repeat_interleave(group, 0)
+    scores = scale * q64 @ k64.transpose(1, 2)
     if config.step == "qk":
         return scores, scores.amax(-1)
     if config.mask == "causal":
-        seen = torch.ones(config.sq, config.skv, dtype=torch.bool, device=q.device).tril(config.skv - config.sq)
+        seen = torch.ones(scores.shape[1:], dtype=torch.bool, device=q.device).tril(len(k) - len(q))
         scores = scores.masked_fill(~seen, -inf)
     lse = scores.logsumexp(-1)
     weights = torch.exp(scores - lse.unsqueeze(-1)).nan_to_num(0.0)  # a row of -inf has no weights
-    return (weights @ v64).transpose(1, 2), lse
+    return (weights @ v64).transpose(0, 1), lse
+
+
+def reference(config: Config, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *bounds_and_scale) -> tuple:
+    """`attend` for each sequence: O and LSE as the kernel has them."""
+    *bounds, scale = bounds_and_scale
+    if not bounds:
+        results = [attend(config, *sequence, scale) for sequence in zip(q, k, v)]
+        return tuple(torch.stack(part) for part in zip(*results))
+    q_lengths, k_lengths = (ends.diff().tolist() for ends in bounds)
+    sequences = zip(q.split(q_lengths), k.split(k_lengths), v.split(k_lengths))
+    outs, lses = zip(*(attend(config, *sequence, scale) for sequence in sequences))
+    return torch.cat(outs), torch.cat(lses, 1)
 
 
 def outputs(config: Config) -> list:
-    rows = (config.batch, config.hq, config.sq)
+    rows, tensor = (config.batch, config.hq, config.sq), (config.batch, config.sq, config.hq, config.d)
     if config.step == "qk":
         return [((*rows, config.skv), torch.float32), (rows, torch.float32)]
-    return [((config.batch, config.sq, config.hq, config.d), config.torch_dtype), (rows, torch.float32)]
+    if config.lengths == "varying":
+        rows, tensor = (config.hq, config.batch * config.sq), (config.batch * config.sq, config.hq, config.d)
+    return [(tensor, config.torch_dtype), (rows, torch.float32)]
 
 
 def tolerance(config: Config) -> Tolerance:
@@ -967,32 +1113,61 @@ def tolerance(config: Config) -> Tolerance:
 
 def pairs_seen(config: Config) -> int:
     """Pairs of a query and a key that it sees, over all heads."""
-    seen = config.sq * config.skv
-    if config.mask == "causal":
-        seen = sum(min(config.skv, max(0, i + 1 + config.skv - config.sq)) for i in range(config.sq))
-    return config.batch * config.hq * seen
+    lengths = [(config.sq, config.skv)] * config.batch
+    if config.lengths == "varying":
+        lengths = zip(*(bounds.diff().tolist() for bounds in make_bounds(config)))
+    pairs = 0
+    for queries, keys in lengths:
+        if config.mask == "causal":
+            pairs += sum(min(keys, max(0, i + 1 + keys - queries)) for i in range(queries))
+        else:
+            pairs += queries * keys
+    return config.hq * pairs
 
 
-def torch_attention(config: Config, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+def torch_attention(
+    config: Config, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *bounds_and_scale
+) -> torch.Tensor:
     """What torch offers for the same problem."""
+    *bounds, scale = bounds_and_scale
+    grouped = config.hq != config.hkv
+    if bounds:
+        from torch.nn.attention.varlen import varlen_attn
+
+        longest = [int(ends.diff().max()) for ends in make_bounds(config)]
+        window = (-1, 0 if config.mask == "causal" else -1)
+        return varlen_attn(q, k, v, *bounds, *longest, scale=scale, window_size=window, enable_gqa=grouped)
+
     from torch.nn.attention.bias import causal_lower_right
 
     bias = causal_lower_right(config.sq, config.skv) if config.mask == "causal" else None
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    attend = torch.nn.functional.scaled_dot_product_attention
-    return attend(q, k, v, attn_mask=bias, scale=scale, enable_gqa=config.hq != config.hkv)
+    attention = torch.nn.functional.scaled_dot_product_attention
+    return attention(q, k, v, attn_mask=bias, scale=scale, enable_gqa=grouped)
 
 
 def build(
-    batch: int, sq: int, skv: int, hq: int, hkv: int, d: int = 128, *, causal: bool = False, dtype: str = "float16"
+    batch: int,
+    sq: int,
+    skv: int,
+    hq: int,
+    hkv: int,
+    d: int = 128,
+    *,
+    causal: bool = False,
+    lengths: str = "equal",
+    dtype: str = "float16",
 ) -> Kernel:
     """The kernel for one problem: `kernel(Q, K, V, scale, O, LSE)`, contiguous tensors as in the script's docstring.
+
+    With lengths="varying" it is `kernel(Q, K, V, cu_seqlens_q, cu_seqlens_k, scale, O, LSE)` and takes any lengths and
+    any number of sequences: `batch`, `sq` and `skv`, their averages, only say how many CTAs are worth starting.
 
     CUDA tensors run on the GPU, CPU tensors on the emulator. Raises BadSize for heads that the tile cannot take.
     """
     mask = "causal" if causal else "full"
     sizes = {"batch": batch, "sq": sq, "skv": skv, "hq": hq, "hkv": hkv, "d": d}
-    return STAGE.build(dtype=dtype, mask=mask, scale="gpu", **sizes)
+    return STAGE.build(dtype=dtype, mask=mask, lengths=lengths, scale="gpu", **sizes)
 
 
 STAGE = Stage(
@@ -1001,8 +1176,8 @@ STAGE = Stage(
     arch="sm_100a",
     sizes=[
         Size("batch", default=1, gpu=4, help="sequences"),
-        Size("sq", default=512, quick=128, gpu=8192, help="queries of a sequence"),
-        Size("skv", default=512, quick=256, gpu=8192, help="keys and values of a sequence"),
+        Size("sq", default=512, quick=128, gpu=8192, help="queries of a sequence, on average"),
+        Size("skv", default=512, quick=256, gpu=8192, help="keys and values of a sequence, on average"),
         Size("hq", default=4, quick=2, gpu=32, help="heads of Q"),
         Size("hkv", default=2, quick=1, gpu=32, help="heads of K and V"),
         Size("d", default=128, help="elements of a head: 64 or 128"),
@@ -1010,6 +1185,7 @@ STAGE = Stage(
     ],
     options=[
         Option("mask", ["full", "causal"], "full", help="which keys a query sees", each=True),
+        Option("lengths", ["equal", "varying"], "equal", help="of the sequences in a batch"),
         Option("step", list(STEPS), "full", help="how much of the kernel there is"),
     ],
     dtypes=["float16", "bfloat16"],

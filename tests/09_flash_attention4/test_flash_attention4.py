@@ -123,6 +123,7 @@ def test_tensors_of_other_lengths_are_refused() -> None:
         ({"hq": 3, "hkv": 1}, "divide 128"),
         ({"step": "correction", "mask": "causal"}, "cannot hide a key"),
         ({"step": "softmax", "skv": 100}, "multiple of 128"),
+        ({"step": "correction", "lengths": "varying"}, "--lengths equal"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_the_rule(values: dict, message: str) -> None:
@@ -238,6 +239,90 @@ def test_rows_that_see_nothing_give_zeros_and_minus_infinity() -> None:
     assert (o[:, :200] == 0).all() and (lse[..., :200] == -inf).all() and lse[..., 200:].isfinite().all()
 
 
+# -- sequences of different length -------------------------------------------------------------------------------------
+
+HEADS = {"hq": 2, "hkv": 1, "d": 64}
+LENGTHS = [(0, 128), (1, 0), (129, 5), (300, 200), (0, 0), (128, 129)]  # of queries and of keys
+
+
+def bounds(lengths: list[tuple[int, int]]) -> list[torch.Tensor]:
+    """cu_seqlens_q and cu_seqlens_k."""
+    return [torch.tensor([0, *column]).cumsum(0).int() for column in zip(*lengths)]
+
+
+def packed_inputs(lengths: list[tuple[int, int]], seed: int = 18) -> tuple:
+    generator = torch.Generator().manual_seed(seed)
+    rows_q, rows_k = (int(ends[-1]) for ends in bounds(lengths))
+    heads = HEADS["hkv"]
+    shapes = [(rows_q, HEADS["hq"], HEADS["d"]), (rows_k, heads, HEADS["d"]), (rows_k, heads, HEADS["d"])]
+    return *(torch.randn(shape, generator=generator).half() for shape in shapes), *bounds(lengths), 0.125
+
+
+def packed_outputs(inputs: tuple) -> list[torch.Tensor]:
+    """O and LSE, full of NaN."""
+    q = inputs[0]
+    return [torch.full_like(q, torch.nan), torch.full((q.shape[1], q.shape[0]), torch.nan)]
+
+
+def attend_packed(inputs: tuple, schedule: str = "late", kernel=None, **values) -> list[torch.Tensor]:
+    """Run the kernel for lengths that vary and compare with each sequence's own attention. Returns O and LSE."""
+    values = {"lengths": "varying", "batch": 4, "sq": 128, "skv": 128, **HEADS, **values}
+    outputs = packed_outputs(inputs)
+    (kernel or build(**values))(*inputs, *outputs, schedule=schedule)
+    check_outputs(STAGE, config_of(**values), inputs, outputs)
+    return outputs
+
+
+@pytest.mark.parametrize("mask", ["full", "causal"])
+def test_sequences_of_different_length_verify_under_every_schedule(mask: str) -> None:
+    values = {"lengths": "varying", "batch": 4, "sq": 128, "skv": 128, "mask": mask, **HEADS}
+    verify_stage(STAGE, config_of(**values), kernel=build(**values))
+
+
+@every_schedule
+@pytest.mark.parametrize("mask", ["full", "causal"])
+def test_a_kernel_takes_any_lengths_and_any_number_of_sequences(mask: str, schedule: str) -> None:
+    o, lse = attend_packed(packed_inputs(LENGTHS), schedule, mask=mask)
+    assert (o[0] == 0).all() and (lse[:, 0] == -inf).all()  # the query that has no key
+    attend_packed(packed_inputs([(200, 100)]), schedule, mask=mask)
+
+
+def test_equal_lengths_are_lengths_too() -> None:
+    """Bit for bit what the kernel for equal lengths gives."""
+    q, k, v, *rest = packed_inputs([(200, 150), (200, 150)])
+    o, lse = attend_packed((q, k, v, *rest))
+    batched = [x.reshape(2, -1, *x.shape[1:]) for x in (q, k, v)]
+    expected = attend((*batched, rest[-1]), batch=2, sq=200, skv=150, **HEADS)
+    assert torch.equal(o, expected[0].flatten(0, 1)) and torch.equal(lse, expected[1].transpose(0, 1).flatten(1))
+
+
+MISSING_KEYS = "            missing: T.let = block * TILE + TILE - end\n"
+KEYS_FROM_START = "            end: T.let = block * TILE + TILE\n            missing: T.let = 0\n"
+END_OF_KEYS = "            end: T.let = T.min(block * TILE + TILE, keys)\n"
+
+
+def test_values_of_the_next_sequence_are_not_multiplied_even_with_zero() -> None:
+    """0 times infinity is NaN: so the box of the last block must end where the sequence does."""
+    lengths = [(128, 100), (128, 128)]
+    inputs = packed_inputs(lengths)
+    before = attend_packed(inputs)
+    inputs[2][100:] = inf
+    after = packed_outputs(inputs)
+    values = {"lengths": "varying", "batch": 2, "sq": 128, "skv": 128, **HEADS}
+    build(**values)(*inputs, *after)
+    assert torch.equal(before[0][:128], after[0][:128])
+    unclipped = load_stage(9, (END_OF_KEYS + MISSING_KEYS, KEYS_FROM_START)).build(**values)
+    unclipped(*inputs, *after)
+    assert after[0][:128].isnan().all()
+
+
+def test_cumulative_lengths_of_two_batches_are_refused() -> None:
+    inputs = list(packed_inputs(LENGTHS))
+    inputs[4] = inputs[4][:-1].clone()
+    with pytest.raises(ValueError, match=r"CU_SEQLENS_K.shape\[0\]"):
+        attend_packed(tuple(inputs))
+
+
 # -- the polynomial ----------------------------------------------------------------------------------------------------
 
 
@@ -261,7 +346,11 @@ def opcodes(sass: str) -> list[str]:
 
 @pytest.mark.parametrize(
     "values",
-    [*map(values_of, SHAPES[:4]), *({"step": step, **STEP_SIZES} for step in ("softmax", "two-tiles", "correction"))],
+    [
+        *map(values_of, SHAPES[:4]),
+        *({"lengths": "varying", "mask": mask} for mask in ("full", "causal")),
+        *({"step": step, **STEP_SIZES} for step in ("softmax", "two-tiles", "correction")),
+    ],
     ids=lambda values: "-".join(map(str, values.values())),
 )
 def test_no_role_spills(values: dict) -> None:

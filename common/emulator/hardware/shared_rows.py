@@ -71,6 +71,10 @@ class SharedRows(ABC):
     def check(self, place: Sequence[int]) -> None:
         """Raises `TensorMapError` for a place that no copy of this kind may have (an H200 faults)."""
 
+    def first_touched(self, place: Sequence[int]) -> int | None:
+        """The first global address of the copy at `place`; None for one outside the tensor."""
+        return self.descriptor.global_address
+
     @abstractmethod
     def load(
         self, place: Sequence[int], memory: np.ndarray, memory_address: int, smem: np.ndarray, address: int

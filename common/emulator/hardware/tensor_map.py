@@ -48,6 +48,7 @@ DESCRIPTOR_BYTES = 128
 ENCODED_BYTES = 64  # the rest is not read: some kernels do not even copy it
 CHUNK_BYTES = 16
 MAX_RANK = 5
+_SOME_ADDRESS = 1 << 40  # of a tensor that has none yet; a byte offset may lead to before its start
 MAX_BOX_BYTES = 228 * 1024
 MAX_CHANNELS = 256
 MAX_PIXELS = 1024
@@ -607,7 +608,7 @@ class TensorMap:
             oob_fill=_option("oob_fill", oob_fill, _FILL_NAMES, ("CU_TENSOR_MAP_FLOAT_OOB_FILL_",)),
             **more(rank),
         )
-        self.descriptor(self.tensor if isinstance(self.tensor, int) else 0)
+        self.descriptor(self.tensor if isinstance(self.tensor, int) else _SOME_ADDRESS)
 
     def descriptor(self, base_address: int) -> TensorMapDescriptor:
         """Return the descriptor for a tensor whose first byte is at `base_address` (bytes); checks all the rules."""

@@ -12,6 +12,8 @@ import numpy as np
 from common.emulator.hardware.shared_rows import SHARED_ALIGNMENT, SharedRows, round_tfloat32, tensor_reduction
 from common.emulator.hardware.tensor_map import Mode, TensorMapDescriptor, TensorMapError, box_units
 
+ADDRESS_BITS = (1 << 64) - 1  # addresses wrap: with large strides a tensor can reach what lies before its start
+
 
 class _Part(NamedTuple):
     """The part of a box inside the tensor: index ranges of the box, and where they lie in global memory."""
@@ -54,6 +56,10 @@ class TileCopy(SharedRows):
 
     def check(self, place: Sequence[int]) -> None:
         self.first(place)
+
+    def first_touched(self, place: Sequence[int]) -> int | None:
+        part = self._clip(self.first(place), self.extents)
+        return None if part is None else part.address
 
     def load(
         self, place: Sequence[int], memory: np.ndarray, memory_address: int, smem: np.ndarray, address: int
@@ -141,7 +147,8 @@ class TileCopy(SharedRows):
             if not 0 <= coordinate < bound:
                 return None
             begin += coordinate * stride
-        if begin < 0 or begin + self.reach > memory.size:
+        begin &= ADDRESS_BITS
+        if begin + self.reach > memory.size:
             return None
         if address % SHARED_ALIGNMENT or not 0 <= address <= smem.size - self.shared_bytes:
             return None
@@ -171,7 +178,8 @@ class TileCopy(SharedRows):
             address += (start + lo * step) * stride
             last += (start + (hi - 1) * step) * stride
         row_bytes = (high[0] - low[0]) * self.storage.unit
-        return _Part(tuple(low), tuple(high), address, row_bytes, last + self.storage.unit - 1)
+        last = (last + self.storage.unit - 1) & ADDRESS_BITS
+        return _Part(tuple(low), tuple(high), address & ADDRESS_BITS, row_bytes, last)
 
     def _window(self, part: _Part, memory: np.ndarray, memory_address: int) -> np.ndarray:
         """The part's global bytes as a view: outer dimensions, then bytes of a row (or units, bytes of a unit)."""

@@ -36,7 +36,7 @@ from common.emulator.isa.async_issue import (
 from common.emulator.isa.binder import Binder, Modifiers
 from common.emulator.isa.registry import Decoded
 from common.emulator.isa.tensormap import FAULTS, read_map
-from common.emulator.machine.memory import POISON, Region, refuse_write
+from common.emulator.machine.memory import POISON, GlobalMemory, Region, refuse_write
 from common.emulator.ptx.module import Address, Instruction, Operand, Vector
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ DIMENSIONS = ("1d", "2d", "3d", "4d", "5d")
 REDUCTIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
 
 _POISON_ROWS = np.full(MAX_BOX_BYTES, POISON, np.uint8)
+_NOWHERE = Region("no allocation", 0, np.zeros(0, np.uint8))  # of a copy that lies outside its tensor
 
 
 @dataclass(frozen=True)
@@ -165,21 +166,36 @@ def _bind_tensor(b: Binder, operand: Operand, form: Form, info: Operand | None =
             raise DescriptorFault(
                 f"a .{form.dimensions}d copy through a tensor map of rank {descriptor.rank}", lanes=[lane]
             )
-        region = cta.machine.memory.region_at(descriptor.global_address)
-        if region is None:
-            raise OutOfBounds(
-                f"the tensor map's global address {descriptor.global_address:#x} lies in no allocation",
-                lanes=[lane], address=descriptor.global_address,
-            )  # fmt: skip
         place = [int(f[slot][lane]) for slot in slots]
         with FAULTS:
             if wide is not None:
                 descriptor.require(wide)
             copy = descriptor.plan(kind, *(int(f[slot][lane]) for slot in details))
             copy.check(place)
+        region = _region_of(cta.machine.memory, copy, place, lane)
         return Movement(copy, place, region)
 
     return tensor
+
+
+def _region_of(memory: GlobalMemory, copy: SharedRows, place: list[int], lane: int) -> Region:
+    """The allocation of what the copy touches. A tensor may start before it, if no copy touches its first elements."""
+    start = copy.descriptor.global_address
+    region = memory.region_at(start)
+    if region is not None:
+        return region
+    with FAULTS:
+        touched = copy.first_touched(place)
+    if touched is None:
+        return _NOWHERE
+    region = memory.region_at(touched)
+    if region is None:
+        raise OutOfBounds(
+            f"the tensor map's global address {start:#x} lies in no allocation, nor does {touched:#x}, the first that "
+            "the copy touches",
+            lanes=[lane], address=touched,
+        )  # fmt: skip
+    return region
 
 
 def decode_tensor_copy(inst: Instruction, b: Binder) -> Decoded:

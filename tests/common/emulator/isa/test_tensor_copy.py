@@ -303,6 +303,53 @@ def test_an_mbarrier_in_another_cta_needs_cta_group_2() -> None:
         launch(text.replace(".cta_group::2", ""), map_2d(data, (8, 32)), data, grid=4, cluster=4, shared=8192)
 
 
+# -- boxes that end within a tensor ----------------------------------------------------------------------------------
+
+BOX_ROWS, BIG = 8, 1 << 30
+
+
+def begins_before(array: np.ndarray) -> TensorMap:
+    """(BOX_ROWS - n, end) are the n rows before row `end`: the tensor starts BOX_ROWS rows before the array."""
+    (rows, columns), row = array.shape, array.strides[0]
+    dims, box = (columns, rows + BOX_ROWS, BOX_ROWS), (columns, 1, BOX_ROWS)
+    return TensorMap(array.dtype, array, dims, (row, row), box, byte_offset=-BOX_ROWS * row)
+
+
+def wraps_around(array: np.ndarray) -> TensorMap:
+    """(BIG, end, BIG - n) are the n rows before row `end`: BIG times the largest stride is -BIG rows modulo 2^64."""
+    columns, row = array.shape[1], array.strides[0]
+    dims, box = (columns, BIG, 2 * BIG - 1, 2 * BIG - 1), (columns, BOX_ROWS, 1, 1)
+    return TensorMap(array.dtype, array, dims, (row, row, (1 << 34) - row), box)
+
+
+@each_schedule
+@pytest.mark.parametrize(
+    ("make_map", "place"),
+    [
+        (begins_before, lambda count, end: (end, BOX_ROWS - count)),
+        (wraps_around, lambda count, end: (BIG - count, end, BIG)),
+    ],
+)
+@pytest.mark.parametrize("count", [0, 3, BOX_ROWS])
+@pytest.mark.parametrize("end", [8, 20])
+def test_a_box_may_end_within_an_array(schedule: str, make_map, place, count: int, end: int) -> None:
+    """As kernels do it whose sequences lie one after the other. Nothing is there where the tensor starts."""
+    data = np.arange(1, 20 * 32 + 1, dtype=np.float32).reshape(20, 32)
+    out = np.zeros_like(data)
+    at = place(count, end)
+    text = copy_program(1 + len(at))
+    launch(text, make_map(data), make_map(out), BOX_ROWS * 128, 0, *at, block=1, shared=2048, schedule=schedule)
+    expected = np.zeros_like(data)
+    expected[end - count : end] = data[end - count : end]
+    np.testing.assert_array_equal(out, expected)
+
+
+def test_a_box_before_the_array_faults() -> None:
+    data = np.zeros((20, 32), np.float32)
+    with pytest.raises(OutOfBounds, match="lies in no allocation, nor does .* the first that the copy touches"):
+        launch(copy_program(3), begins_before(data), begins_before(data), 1024, 0, 4, 0, block=1, shared=2048)
+
+
 # -- stores and reductions -----------------------------------------------------------------------------------------
 
 STORE = r"""
