@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from dataclasses import dataclass, field
@@ -36,6 +37,8 @@ def _find_parser(macro: ScriptMacro) -> Any:
 
 
 ScriptMacro._find_parser_def = _find_parser
+# The file in which TVM evaluates expressions is of no module. `inspect` would look for it in all of them, each time.
+inspect.modulesbyfile["<ast>"] = ""
 
 
 @dataclass

@@ -21,6 +21,7 @@ from typing import Any
 from tabulate import tabulate
 
 from common.build import Kernel, build
+from common.compiler import keep_headers
 from common.device import Device
 from common.stage import Config, Stage
 
@@ -121,6 +122,7 @@ def candidates(
     stage: Stage, make_config: Callable[..., Config], given: dict[str, Any], arch: str
 ) -> Iterator[tuple[Candidate, Config, Kernel]]:
     """Every legal configuration: its record, config and kernel. `make_config(**values)` fills in the rest."""
+    keep_headers()
     rings: dict[str, tuple[int, int]] = {}
     for chosen in _choices(stage, given):
         config = make_config(**{**given, **chosen})
