@@ -12,6 +12,7 @@ from typing import Any
 import tvm
 import tvm_ffi
 from tvm import tirx
+from tvm.backend.cuda.lang.pipeline import MBarrier, TCGen05Bar, TMABar
 from tvm.script.parser.core.parser import ScriptMacro
 from tvm.tirx import compilation_pipeline
 from tvm.tirx.build import split_host_device_mods
@@ -39,6 +40,8 @@ def _find_parser(macro: ScriptMacro) -> Any:
 ScriptMacro._find_parser_def = _find_parser
 # The file in which TVM evaluates expressions is of no module. `inspect` would look for it in all of them, each time.
 inspect.modulesbyfile["<ast>"] = ""
+# TVM wraps the constructor that these inherit once more, and then finds no memory of theirs to give a name to.
+TMABar.__init__ = TCGen05Bar.__init__ = MBarrier.__init__
 
 
 @dataclass
@@ -99,6 +102,7 @@ class Kernel:
 
     def _emulate(self, arguments: tuple, options: dict[str, Any]) -> Any:
         from common.emulator import Emulator
+        from common.shared_arrays import read_shared_arrays
 
         launch = bind(self.launch_spec, arguments)
         shape = launch.shape
@@ -110,6 +114,7 @@ class Kernel:
             cluster=shape.cluster,
             shared_bytes=shape.shared_bytes,
             args=list(launch.args),
+            shared_arrays=read_shared_arrays(self.prim_func),
         )
 
     @property

@@ -19,6 +19,7 @@ from common.emulator.machine.events import SCHEDULES
 from common.emulator.machine.memory import FUNCTION_BASE, GlobalMemory, Region, host_bytes
 from common.emulator.machine.program import Program, compile_kernel
 from common.emulator.machine.scheduler import Launch, Limits, Machine, check_launch, place_shared
+from common.emulator.machine.shared_names import SharedArray, SharedNames
 from common.emulator.ptx.module import TYPE_BYTES, Module, Relocation, Variable
 from common.emulator.ptx.parser import parse
 
@@ -51,6 +52,7 @@ class Grid:
     cluster: int | Sequence[int] | None = None
     shared_bytes: int = 0
     args: Sequence[Any] = ()
+    shared_arrays: Sequence[SharedArray] = ()
 
 
 class _Device:
@@ -96,17 +98,19 @@ class Emulator:
         cluster: int | Sequence[int] | None = None,
         shared_bytes: int = 0,
         args: Sequence[Any] = (),
+        shared_arrays: Sequence[SharedArray] = (),
     ) -> Run:
         """Runs a kernel to its end; array arguments are read and written in place.
 
         `grid` and `block` count CTAs and threads (x, y, z); `cluster` counts CTAs and defaults to what the PTX
         requires; `shared_bytes` is the dynamic SMEM. `args` follow the PTX parameters: arrays (NumPy or torch CPU),
-        numbers, `TensorMap`s, `bytes`.
+        numbers, `TensorMap`s, `bytes`. `shared_arrays` name places of the dynamic SMEM in messages.
 
         Raises PtxSyntaxError and UnsupportedInstruction for the text, LaunchError for the launch, and Fault or
         Deadlock for what the program does.
         """
-        machine = self._machine(Grid(ptx, kernel, grid, block, cluster, shared_bytes, args), _Device())
+        launched = Grid(ptx, kernel, grid, block, cluster, shared_bytes, args, shared_arrays)
+        machine = self._machine(launched, _Device())
         machine.run()
         return self._finish(machine)
 
@@ -139,13 +143,14 @@ class Emulator:
         shape = _extent(required if grid.cluster is None else grid.cluster)
         explicit = grid.cluster is not None or "reqnctapercluster" in program.kernel.directives
         shared_bytes = _whole(grid.shared_bytes)
-        layout, shared_size = place_shared(program, shared_bytes)
+        layout, dynamic_start, shared_size = place_shared(program, shared_bytes)
         registers = entry_count(program.kernel.directives, self.limits.registers_per_sm) or 0
         extents = _extent(grid.grid), _extent(grid.block)
         launch = Launch(*extents, shape, explicit, shared_bytes, self.limits, shared_size, registers)
         check_launch(program, launch)
         machine = Machine(program, device.memory, launch, self.schedule, self.seed)
         machine.shared_layout = layout
+        machine.shared_names = SharedNames(grid.shared_arrays, dynamic_start)
         machine.symbols = device.variables_of(program)
         machine.parameters = _encode_parameters(program.kernel.parameters, grid.args, device)
         machine.progress = self.progress

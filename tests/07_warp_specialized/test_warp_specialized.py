@@ -137,7 +137,9 @@ def test_sums_that_nobody_waits_for_are_overwritten() -> None:
 def test_two_tiles_are_in_flight_before_the_multiplier_waits() -> None:
     never_drained = (DRAINED_ARRIVE, f"                    {NOTHING}")
     verify_with(never_drained, tiles=2)
-    with pytest.raises(Deadlock, match="warp 5, thread 160 waits for mbarrier .* 4 of 4 arrivals missing"):
+    with pytest.raises(
+        Deadlock, match=r"warp 5, thread 160 waits for mbarrier drained\[0\] .* 4 of 4 arrivals missing"
+    ):
         verify_with(never_drained, tiles=3)
 
 
@@ -162,5 +164,5 @@ def test_the_stage_of_d_must_be_read_before_it_is_filled_again() -> None:
 def test_one_accumulator_is_right_and_leaves_nothing_to_overlap() -> None:
     one = ("ACCUMULATORS = 2 ", "ACCUMULATORS = 1 ")
     verify_with(one)
-    with pytest.raises(Deadlock, match="warp 5, thread 160 waits"):
+    with pytest.raises(Deadlock, match="warp 5, thread 160 waits for mbarrier"):
         verify_with(one, (DRAINED_ARRIVE, f"                    {NOTHING}"), tiles=2)

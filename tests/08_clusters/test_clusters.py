@@ -139,7 +139,7 @@ def test_the_leader_must_expect_the_bytes_of_both() -> None:
 
 
 def test_a_commit_to_one_cta_leaves_the_peer_waiting() -> None:
-    with pytest.raises(Deadlock, match=r"CTA \(1, 0, 0\) warp 4, thread 128 waits for mbarrier"):
+    with pytest.raises(Deadlock, match=r"CTA \(1, 0, 0\) warp 4, thread 128 waits for mbarrier empty\[0\]"):
         verify_with(("empty.arrive(stage, cta_group=PAIR, cta_mask=3)", "empty.arrive(stage, cta_group=PAIR)"))
 
 

@@ -96,7 +96,7 @@ class SharedSpan(NamedTuple):
         return SharedSpan(block, self.offset)
 
     def __str__(self) -> str:
-        return f"shared {self.offset:#x} of CTA {self.block.ctaid}"
+        return f"shared {self.block.machine.shared_names.describe(self.offset)} of CTA {self.block.ctaid}"
 
 
 class GlobalSpan(NamedTuple):

@@ -135,6 +135,17 @@ def _targets(f: list, m: Mask, cta, location: Location) -> Iterator[Target]:
             yield Target(holder, int(offset), positions[piece.offsets == offset])
 
 
+class _Journey(NamedTuple):
+    """From whom to which mbarrier, for messages."""
+
+    sender: object
+    target: Target
+
+    def __str__(self) -> str:
+        name = self.sender.machine.shared_names.describe(self.target.offset)
+        return f"from CTA rank {self.sender.rank} to mbarrier {name} of CTA rank {self.target.holder.rank}"
+
+
 class RemoteOperations:
     """What a CTA has in flight to mbarriers of others, in program order: a release covers what came before it.
 
@@ -156,7 +167,7 @@ class RemoteOperations:
         self.last = Operation(
             f"remote {inst.opcode}.{inst.modifiers[0]}",
             [lambda: perform(cta.peer(rank, lanes))],
-            detail=f"from CTA rank {cta.rank} to mbarrier {target.offset:#x} of CTA rank {rank}",
+            detail=_Journey(cta, target),
             place=lambda: Place(inst.text, inst.line, inst.source, cta.ctaid, warps, tuple(lanes.tolist())),
             after=self.outstanding,
         )
@@ -412,6 +423,6 @@ class MbarrierWait(Control):
     def _describe(self, cta, offset: int, wanted: int) -> str:
         barrier = cta.unit(mbarrier.Mbarriers).live.get(offset)
         if barrier is None:
-            return f"for the mbarrier at {offset:#x}, which has been invalidated"
+            return f"for the mbarrier at {cta.machine.shared_names.describe(offset)}, which has been invalidated"
         asked = f"parity {wanted}" if self.parity else f"the state of phase {mbarrier.phase_of(wanted)} modulo 4"
         return f"for {barrier} (asks for {asked}, the current phase is {barrier.phase})"

@@ -36,9 +36,10 @@ _POISON_WORD = int.from_bytes(bytes([POISON]) * BYTES, "little")
 
 @dataclass
 class Mbarrier:
-    """One live mbarrier. `phase` counts from 0 without wrapping."""
+    """One live mbarrier. `phase` counts from 0 without wrapping; `name` is for messages."""
 
     offset: int
+    name: str
     expected: int
     pending: int
     tx: int = 0
@@ -50,9 +51,7 @@ class Mbarrier:
 
     def __str__(self) -> str:
         owed = f"{self.tx} bytes owed" if self.tx >= 0 else f"{-self.tx} bytes more than expected"
-        return (
-            f"mbarrier {self.offset:#x} phase {self.phase}: {self.pending} of {self.expected} arrivals missing, {owed}"
-        )
+        return f"mbarrier {self.name} phase {self.phase}: {self.pending} of {self.expected} arrivals missing, {owed}"
 
 
 def phase_of(state: int) -> int:
@@ -101,7 +100,7 @@ def find(cta: ThreadBlock, offset: int, lanes: Sequence[int] = ()) -> Mbarrier:
     barrier, word = barriers.live.get(offset), barriers.word_at(offset)
     if barrier is not None and barrier.word == word:
         return barrier
-    where = f"shared {offset:#x} of CTA rank {cta.rank}"
+    where = f"shared {cta.machine.shared_names.describe(offset)} of CTA rank {cta.rank}"
     if barrier is not None:
         problem = f"the mbarrier at {where} has been overwritten: the word is {word:#018x}, it was {barrier.word:#018x}"
     elif offset in barriers.invalidated:
@@ -122,7 +121,7 @@ def init(cta: ThreadBlock, offset: int, count: int, lanes: Sequence[int] = ()) -
         raise BarrierFault(
             f"mbarrier.init of a live mbarrier ({barrier}): mbarrier.inval it first", lanes=lanes, address=offset
         )
-    barriers.live[offset] = Mbarrier(offset, count, count)
+    barriers.live[offset] = Mbarrier(offset, cta.machine.shared_names.describe(offset), count, count)
     barriers.invalidated.discard(offset)
     barriers.write(offset, barriers.live[offset].word)
 

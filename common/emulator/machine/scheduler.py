@@ -17,6 +17,7 @@ from common.emulator.machine.frames import FramePool
 from common.emulator.machine.mask import WARP, Mask
 from common.emulator.machine.memory import FUNCTION_BASE, RESERVED_SHARED, GlobalMemory, Region
 from common.emulator.machine.program import Program
+from common.emulator.machine.shared_names import SharedNames
 from common.emulator.machine.thread_block import Path, ThreadBlock
 from common.emulator.ptx.module import Variable
 
@@ -190,6 +191,7 @@ class Machine:
         self.symbols: dict[str, Region] = {}
         self.parameters: dict[str, int] = {}
         self.shared_layout: dict[tuple[str, str], int] = {}
+        self.shared_names = SharedNames()
         self.clusters: list[Cluster] = []
         self.queue = ClusterQueue(launch)
         self.finished_blocks = 0
@@ -422,8 +424,9 @@ def _where(block: ThreadBlock, path: Path) -> str:
     return f"{place.instruction}  (PTX line {place.ptx_line}" + (f", {place.source})" if place.source else ")")
 
 
-def place_shared(program: Program, dynamic: int) -> tuple[dict[tuple[str, str], int], int]:
-    """Offsets of the shared variables a program uses, and the size of a CTA's shared memory with the reserved first KB.
+def place_shared(program: Program, dynamic: int) -> tuple[dict[tuple[str, str], int], int, int]:
+    """Offsets of the shared variables a program uses, where the dynamic window starts, and the size of a CTA's shared
+    memory with the reserved first KB.
 
     Static variables come first, in the order of their declarations, as ptxas 13.0 places them; the dynamic window
     (`extern .shared`) starts on a 1024-byte boundary after them.
@@ -443,7 +446,7 @@ def place_shared(program: Program, dynamic: int) -> tuple[dict[tuple[str, str], 
         place = -(-place // DYNAMIC_ALIGNMENT) * DYNAMIC_ALIGNMENT
     for key in dynamic_names:
         offsets[key] = place
-    return offsets, -(-(place + dynamic) // 16) * 16
+    return offsets, place, -(-(place + dynamic) // 16) * 16
 
 
 def _shared_variables(program: Program) -> list[tuple[Variable, list[tuple[str, str]]]]:
