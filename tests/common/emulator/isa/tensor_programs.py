@@ -74,7 +74,9 @@ def launch(
     seed: int = 0,
 ):
     """Runs a `program` in one cluster; returns the outputs."""
-    Emulator(schedule, seed).launch(text, "tensor", grid=cluster, block=threads, cluster=cluster, args=[inputs, outputs])
+    Emulator(schedule, seed).launch(
+        text, "tensor", grid=cluster, block=threads, cluster=cluster, args=[inputs, outputs]
+    )
     return outputs
 
 
