@@ -1,6 +1,6 @@
 // Attention of 128 queries, in the manner of CUTLASS's for SM100: warps 0-3 turn scores into probabilities, warps 4-7
-// correct the sums, thread 256 loads and multiplies. The probabilities go back to tensor memory, as the A operand of the
-// second product. Row statistics go from warp to warp through tensor memory too, with an mbarrier and no wait::st.
+// correct the sums, thread 256 loads and multiplies. The probabilities go back to tensor memory, where they are the A
+// operand of the second product. Row statistics go from warp to warp there too, with an mbarrier and no wait::st.
 struct alignas(64) Map {
   char bytes[128];
 };
@@ -27,7 +27,9 @@ __device__ void load(char* to, const Map& map, int row, Word* bar) {
 __device__ void commit(Word* bar) {
   asm volatile("tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%0];" ::"r"(at(bar)) : "memory");
 }
-__device__ Word matrix(const char* p) { return at(p) >> 4 | 64ull << 32 | 1ull << 46 | 2ull << 61; }  // 128-byte swizzle
+__device__ Word matrix(const char* p) {  // 128-byte swizzle
+  return at(p) >> 4 | 64ull << 32 | 1ull << 46 | 2ull << 61;
+}
 __device__ float load_cell(unsigned column) {
   float value;
   asm volatile("tcgen05.ld.sync.aligned.32x32b.x1.b32 {%0}, [%1];" : "=f"(value) : "r"(column) : "memory");
@@ -36,8 +38,12 @@ __device__ float load_cell(unsigned column) {
 __device__ void store_cell(unsigned column, float value) {
   asm volatile("tcgen05.st.sync.aligned.32x32b.x1.b32 [%0], {%1};" ::"r"(column), "f"(value) : "memory");
 }
-__device__ void loaded() { asm volatile("tcgen05.wait::ld.sync.aligned; tcgen05.fence::before_thread_sync;" ::: "memory"); }
-__device__ void stored() { asm volatile("tcgen05.wait::st.sync.aligned; tcgen05.fence::before_thread_sync;" ::: "memory"); }
+__device__ void loaded() {
+  asm volatile("tcgen05.wait::ld.sync.aligned; tcgen05.fence::before_thread_sync;" ::: "memory");
+}
+__device__ void stored() {
+  asm volatile("tcgen05.wait::st.sync.aligned; tcgen05.fence::before_thread_sync;" ::: "memory");
+}
 __device__ unsigned pair(float low, float high) {
   unsigned both;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
@@ -53,13 +59,15 @@ __device__ void multiply(unsigned tmem, const char* q, const char* k, const char
   for (int block = 0; block < BLOCKS; block++) {
     if (block) wait(&b->statistics_read, block - 1);
     for (int step = 0; step < SIZE / 16; step++)
-      asm volatile("{ .reg .pred p; setp.ne.u32 p, %4, 0; tcgen05.mma.cta_group::1.kind::f16 [%0], %1, %2, %3, p; }" ::"r"(tmem),
-                   "l"(matrix(q) + 2 * step), "l"(matrix(k + block * KEYS * ROW_BYTES) + 2 * step), "r"(PRODUCT), "r"(step));
+      asm volatile("{ .reg .pred p; setp.ne.u32 p, %4, 0;"
+                   "tcgen05.mma.cta_group::1.kind::f16 [%0], %1, %2, %3, p; }" ::"r"(tmem), "l"(matrix(q) + 2 * step),
+                   "l"(matrix(k + block * KEYS * ROW_BYTES) + 2 * step), "r"(PRODUCT), "r"(step));
     commit(&b->scores);
     wait(&b->probabilities, block);
     wait(&b->corrected, block);
     for (int step = 0; step < KEYS / 16; step++)
-      asm volatile("{ .reg .pred p; setp.ne.u32 p, %4, 0; tcgen05.mma.cta_group::1.kind::f16 [%0], [%1], %2, %3, p; }" ::"r"(tmem + SUMS),
+      asm volatile("{ .reg .pred p; setp.ne.u32 p, %4, 0;"
+                   "tcgen05.mma.cta_group::1.kind::f16 [%0], [%1], %2, %3, p; }" ::"r"(tmem + SUMS),
                    "r"(tmem + PROBABILITIES + 8 * step), "l"(matrix(v + (block * KEYS + 16 * step) * ROW_BYTES)),
                    "r"(PRODUCT | TRANSPOSED), "r"(block + step));
     commit(&b->sums);
@@ -108,7 +116,8 @@ __device__ void correct(unsigned tmem, float* out, Barriers* b) {
 }
 
 extern "C" __global__ void __launch_bounds__(288) attention(
-    const __grid_constant__ Map Q, const __grid_constant__ Map K, const __grid_constant__ Map V, float* out, float scale) {
+    const __grid_constant__ Map Q, const __grid_constant__ Map K, const __grid_constant__ Map V, float* out,
+    float scale) {
   extern __shared__ __align__(1024) char q[];
   char *k = q + ROWS * ROW_BYTES, *v = k + BLOCKS * KEYS * ROW_BYTES;
   __shared__ Barriers b;
