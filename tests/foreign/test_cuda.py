@@ -22,8 +22,10 @@ def ptx(file: str) -> str:
     return compile_ptx((FOLDER / file).read_text())
 
 
-def launch(file: str, kernel: str, grid: int, block: int, arguments: list[Any], schedule: str, seed: int) -> None:
-    Emulator(schedule, seed).launch(ptx(file), kernel, grid=grid, block=block, args=arguments)
+def launch(
+    file: str, kernel: str, grid: int, block: int, arguments: list[Any], schedule: str, seed: int, shared: int = 0
+) -> None:
+    Emulator(schedule, seed).launch(ptx(file), kernel, grid=grid, block=block, args=arguments, shared_bytes=shared)
 
 
 def integers(*shape: int, below: int = 1000) -> np.ndarray:
@@ -105,3 +107,15 @@ def test_named_barriers(schedule, seed):
     out = np.zeros_like(x)
     launch("synchronisation.cu", "named_barriers", 1, 64, [x, out, 7], schedule, seed)
     np.testing.assert_array_equal(out, x[:, ::-1])
+
+
+@every_schedule
+def test_attention_that_hands_statistics_over_in_tensor_memory(schedule, seed):
+    rng = np.random.default_rng(2)
+    q, k, v = (rng.normal(size=(rows, 64)).astype(np.float16) for rows in (128, 192, 192))
+    out = np.full((128, 64), np.nan, np.float32)
+    maps = [TensorMap("float16", x, (64, len(x)), (128,), (64, len(x)), swizzle="128B") for x in (q, k, v)]
+    arguments = [*maps, out, np.float32(np.log2(np.e) / 8)]
+    launch("attention.cu", "attention", 1, 288, arguments, schedule, seed, shared=64 << 10)
+    scores = np.exp(q.astype(float) @ k.T.astype(float) / 8)
+    np.testing.assert_allclose(out, scores / scores.sum(1, keepdims=True) @ v.astype(float), atol=2e-3)

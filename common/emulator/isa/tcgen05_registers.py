@@ -1,9 +1,14 @@
 """Tensor memory to registers and back: tcgen05.ld, .ld.red, .st and .wait (PTX ISA 9.7.16.8).
 
-Both are asynchronous and ordered with nothing but their `wait`. A load reads its cells when it completes; cells that
-another operation in flight is going to write, at the issue or at the completion of the load, read as poison: nothing
-orders the two. An instruction that needs the loaded registers waits for them (`machine.scoreboard`). A store has its
-registers read when it is issued.
+Both are asynchronous. A load reads its cells when it completes; cells that another operation in flight is going to
+write, at the issue or at the completion of the load, read as poison: nothing orders the two. An instruction that needs
+the loaded registers waits for them (`machine.scoreboard`). A store has its registers read when it is issued.
+
+The ISA orders the two with nothing but their `wait`, and puts `wait::st` between a store and a load of the same thread
+(9.7.16.6.4.2, "Non-pipelined instructions, same thread"). Yet a load or a store of cells that an earlier store writes
+comes after it, whichever warps issue them: only the warps of one window reach a lane. CUTLASS's attention for SM100
+(example 77) hands row statistics from one warp to another with an mbarrier and no `wait::st`. The tensor core, and
+whoever deallocates, has no such order: for them the `wait::st` is needed.
 """
 
 from __future__ import annotations
@@ -23,6 +28,7 @@ from common.emulator.isa.fragments import Selection, set_words, vector_items, wh
 from common.emulator.isa.load_store import bind_address
 from common.emulator.isa.registry import Control, Decoded, collective
 from common.emulator.isa.tcgen05 import tcgen05_operation
+from common.emulator.machine.events import Operation
 from common.emulator.machine.mask import WARP, Mask
 from common.emulator.machine.scoreboard import Load, Scoreboard, destinations
 from common.emulator.machine.tensor_memory import (
@@ -47,10 +53,6 @@ COUNTS = tuple(f"x{1 << power}" for power in range(8))
 WINDOW = 32  # lanes that a warp can reach
 _UPPER_HALF = np.uint32(LANES << LANE_SHIFT)
 _LOW_HALF = np.uint32(0xFFFF)
-
-
-class Stores(Scoreboard):
-    """The tcgen05.st of a CTA that are in flight."""
 
 
 @dataclass(frozen=True)
@@ -86,12 +88,20 @@ class Cells:
             for span in self.spans(memory):
                 span.require_allocated(what)
 
-    def unsettled(self, memory: TensorMemory) -> np.ndarray | None:
-        """Which cells an operation in flight is going to write: bool like `index`; None when there are none."""
+    def overlaps(self, other: Cells) -> bool:
+        """Whether some rectangle of the one shares cells with one of the other."""
+        return any(
+            -self.lanes < lane - first < other.lanes and -self.columns < column - start < other.columns
+            for lane, column in self.rectangles
+            for first, start in other.rectangles
+        )
+
+    def marked(self, *counts: np.ndarray) -> np.ndarray | None:
+        """Which cells have a mark in one of `storing` and `computing`: bool like `index`; None when there are none."""
         for start in self.starts:
             columns = slice(start, start + self.columns)
-            if memory.storing[:, columns].any() or memory.computing[:, columns].any():
-                return (memory.storing | memory.computing).reshape(-1)[self.mark_index] != 0
+            if any(marks[:, columns].any() for marks in counts):
+                return np.logical_or.reduce([marks.reshape(-1)[self.mark_index] != 0 for marks in counts])
         return None
 
     def read(self, memory: TensorMemory, unknown: list[np.ndarray]) -> np.ndarray:
@@ -109,6 +119,24 @@ class Cells:
         else:
             cells[self.index[0]] = registers & _LOW_HALF
             cells[self.index[1]] = registers >> np.uint32(16)
+
+
+@dataclass(eq=False)
+class Store(Load):
+    """A tcgen05.st in flight: `cells` are what it writes."""
+
+    cells: Cells
+
+
+class Stores(Scoreboard):
+    """The tcgen05.st of a CTA that are in flight."""
+
+    _loads: list[Store]
+
+    def before(self, cells: Cells) -> tuple[Operation, ...]:
+        """The stores that a transfer of `cells` comes after."""
+        self._loads = [store for store in self._loads if not store.operation.finished]
+        return tuple(store.operation for store in self._loads if store.cells.overlaps(cells))
 
 
 @dataclass(frozen=True, eq=False)
@@ -240,19 +268,21 @@ def decode_load(inst: Instruction, b: Binder) -> Decoded:
         rows = whole_warps(m)
         memory = tensor_memory(cta)
         cells = transfer.cells(f, m, memory)
-        before = cells.unsettled(memory)
+        computing = cells.marked(memory.computing)
 
         def complete() -> None:
             if cta.finished:  # its registers are gone, and nobody has read them
                 return
             cells.require_allocated(memory, transfer.name)
-            unknown = [mask for mask in (before, cells.unsettled(memory)) if mask is not None]
+            now = cells.marked(memory.storing, memory.computing)
+            unknown = [mask for mask in (computing, now) if mask is not None]
             values = cells.read(memory, unknown)
             if reduce is not None:
                 values = np.concatenate((values, reduce(values)[None]))
             _set_registers(cta, slots, rows, values)
 
-        operation = issuer(cta, m, transfer.name, [complete])
+        after = cta.unit(Stores).before(cells)
+        operation = issuer(cta, m, transfer.name, [complete], after=after)
         if not operation.finished:
             cta.unit(Scoreboard).add(Load(operation, m.lanes, registers))
         cta.machine.counters.bytes["TMEM load"] += 4 * cells.index.size
@@ -321,9 +351,11 @@ def decode_store(inst: Instruction, b: Binder) -> Decoded:
         cells = transfer.cells(f, m, memory)
         values = _get_registers(cta, slots, rows)
         steps = [lambda: cells.write(memory, values)]
-        operation = issue_writing(issuer, cta, m, transfer.name, steps, cells.spans(memory), "storing")
+        stores = cta.unit(Stores)
+        after = stores.before(cells)
+        operation = issue_writing(issuer, cta, m, transfer.name, steps, cells.spans(memory), "storing", after=after)
         if not operation.finished:
-            cta.unit(Stores).add(Load(operation, m.lanes, frozenset()))
+            stores.add(Store(operation, m.lanes, frozenset(), cells))
         cta.machine.counters.bytes["TMEM store"] += 4 * cells.index.size
 
     return collective(store)

@@ -113,17 +113,24 @@ def find(cta: ThreadBlock, offset: int, lanes: Sequence[int] = ()) -> Mbarrier:
 
 
 def init(cta: ThreadBlock, offset: int, count: int, lanes: Sequence[int] = ()) -> None:
-    """`mbarrier.init`: phase 0, `count` arrivals per phase."""
+    """`mbarrier.init`: phase 0, `count` arrivals per phase.
+
+    To initialise a live mbarrier is undefined (PTX ISA, mbarrier.init). But where nobody has used it yet, and the count
+    is the same, nothing changes: NVIDIA's tutorials for CuTe DSL let one thread of every warp initialise it.
+    """
     _check_count(count, "count", offset, lanes)
     barriers = cta.unit(Mbarriers)
+    fresh = Mbarrier(offset, cta.machine.shared_names.describe(offset), count, count)
     barrier = barriers.live.get(offset)
     if barrier is not None and barrier.word == barriers.word_at(offset):
+        if barrier == fresh:
+            return
         raise BarrierFault(
             f"mbarrier.init of a live mbarrier ({barrier}): mbarrier.inval it first", lanes=lanes, address=offset
         )
-    barriers.live[offset] = Mbarrier(offset, cta.machine.shared_names.describe(offset), count, count)
+    barriers.live[offset] = fresh
     barriers.invalidated.discard(offset)
-    barriers.write(offset, barriers.live[offset].word)
+    barriers.write(offset, fresh.word)
 
 
 def inval(cta: ThreadBlock, offset: int, lanes: Sequence[int] = ()) -> None:

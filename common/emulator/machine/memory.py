@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import ctypes
 from bisect import bisect_right
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -155,23 +156,30 @@ class GlobalMemory:
 def host_bytes(value: Any) -> np.ndarray:
     """The memory of a NumPy array or torch CPU tensor as a flat uint8 array, without a copy.
 
-    torch is not imported: its tensors are known by `data_ptr`. Raises LaunchError for what is not contiguous or not
-    on the CPU.
+    Of a view it is what lies between its first and its last element, in the order of the memory: as on a GPU the kernel
+    has to know the strides. torch is not imported: its tensors are known by `data_ptr`. Raises LaunchError for what is
+    not on the CPU, and for negative strides.
     """
     if isinstance(value, np.ndarray):
-        if not value.flags.c_contiguous:
-            raise LaunchError("array arguments must be contiguous: pass numpy.ascontiguousarray(x)")
-        return value.reshape(-1).view(np.uint8) if value.size else np.empty(0, np.uint8)
+        if min(value.strides, default=0) < 0:
+            raise LaunchError("an array argument has a negative stride: pass numpy.ascontiguousarray(x)")
+        memory = _memory(value.ctypes.data, value.shape, value.strides, value.itemsize)
+        memory.flags.writeable = value.flags.writeable
+        return memory
     if hasattr(value, "data_ptr"):
         if getattr(value.device, "type", "cpu") != "cpu":
             raise LaunchError(f"the emulator needs CPU tensors, not one on {value.device}: pass x.cpu()")
-        if not value.is_contiguous():
-            raise LaunchError("tensor arguments must be contiguous: pass x.contiguous()")
-        size = value.numel() * value.element_size()
-        if size == 0:
-            return np.empty(0, np.uint8)
-        return np.frombuffer((ctypes.c_uint8 * size).from_address(value.data_ptr()), np.uint8)
+        size = value.element_size()
+        return _memory(value.data_ptr(), value.shape, [stride * size for stride in value.stride()], size)
     raise LaunchError(f"cannot pass a {type(value).__name__} as memory: use a NumPy array or a torch CPU tensor")
+
+
+def _memory(address: int, shape: Sequence[int], strides: Sequence[int], element: int) -> np.ndarray:
+    """What an array at `address` spans; `strides` and `element` in bytes."""
+    if 0 in shape:
+        return np.empty(0, np.uint8)
+    size = element + sum((extent - 1) * stride for extent, stride in zip(shape, strides))
+    return np.frombuffer((ctypes.c_uint8 * size).from_address(address), np.uint8)
 
 
 def check_alignment(addresses: np.ndarray, alignment: int, lanes: np.ndarray, what: str) -> None:

@@ -11,7 +11,7 @@ and for two that the ISA does not list but that shipped kernels rely on:
 - the arrivals that one thread's commits make in one CTA come in the order of the commits: a CTA whose last wait is for
   the last of them may exit.
 
-`ld` and `st` are ordered with nothing but their `wait`.
+`ld` and `st` are ordered with their `wait`, and after earlier `st` of the same cells (`isa.tcgen05_registers`).
 Threads of a CTA share its queue: what they issue without synchronisation is ordered as it happened to be issued.
 """
 

@@ -63,9 +63,20 @@ WAIT_BARRIER = """
 """
 
 
-def launch(text: str, inputs: np.ndarray, outputs: np.ndarray, schedule: str, *, cluster: int = 1, threads: int = 128):
+def launch(
+    text: str,
+    inputs: np.ndarray,
+    outputs: np.ndarray,
+    schedule: str,
+    *,
+    cluster: int = 1,
+    threads: int = 128,
+    seed: int = 0,
+):
     """Runs a `program` in one cluster; returns the outputs."""
-    Emulator(schedule).launch(text, "tensor", grid=cluster, block=threads, cluster=cluster, args=[inputs, outputs])
+    Emulator(schedule, seed).launch(
+        text, "tensor", grid=cluster, block=threads, cluster=cluster, args=[inputs, outputs]
+    )
     return outputs
 
 

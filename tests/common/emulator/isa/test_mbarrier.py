@@ -453,7 +453,9 @@ ARRIVE = "mbarrier.arrive.shared::cta.b64 %s1, [bar];"
     [
         (INIT.format(0), r"count 0 of the mbarrier at shared 0x400: it must be 1 to 1048575"),
         (INIT.format(1 << 20), r"count 1048576 of the mbarrier"),
-        (INIT.format(2) + INIT.format(2), r"mbarrier.init of a live mbarrier \(mbarrier 0x400 phase 0: 2 of 2"),
+        (INIT.format(2) + INIT.format(1), r"mbarrier.init of a live mbarrier \(mbarrier 0x400 phase 0: 2 of 2"),
+        (INIT.format(2) + ARRIVE + INIT.format(2), r"init of a live mbarrier \(mbarrier 0x400 phase 0: 1 of 2"),
+        (INIT.format(1) + ARRIVE + INIT.format(1), r"init of a live mbarrier \(mbarrier 0x400 phase 1: 1 of 1"),
         (ARRIVE, r"no mbarrier at shared 0x400 of CTA rank 0: the memory is uninitialised"),
         ("st.shared.b64 [bar], 5;" + ARRIVE, r"mbarrier.init has not run, the word is 0x0000000000000005"),
         ("mbarrier.inval.shared::cta.b64 [bar];", "the memory is uninitialised"),
@@ -483,6 +485,12 @@ def test_faults(body: str, message: str) -> None:
         lines("mov.u64 %s7, bar; cvta.shared.u64 %s7, %s7;" + body)
     assert caught.value.address == 0x400
     assert caught.value.place.lanes == (0,)
+
+
+def test_the_same_initialisation_twice_before_any_use() -> None:
+    """As by one thread of every warp: it changes nothing."""
+    pending = "mbarrier.pending_count.b64 %left, %s1;"
+    assert lines(INIT.format(3) * 2 + ARRIVE + pending, outputs={"left": "u32"})["left"] == 3
 
 
 def test_misaligned_and_outside_shared_memory() -> None:

@@ -301,16 +301,83 @@ HANDSHAKE = """
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("missing", ["nothing", "wait::st", "wait::ld"])
 def test_what_a_missing_wait_does(missing, schedule):
-    """Without wait::st the load finds poison, without wait::ld what a later store has put there: under `late`."""
+    """The load comes after the store of its cells, but not before the next one: without wait::ld, under `late`, it
+    finds what that has put there."""
     first = "" if missing == "wait::st" else "tcgen05.wait::st.sync.aligned;"
     second = "" if missing == "wait::ld" else "tcgen05.wait::ld.sync.aligned;"
     body = load_inputs(2) + HANDSHAKE.format(first=first, second=second) + store_outputs("d", 2)
     values = random_words(2)
     out = launch(program(body, columns=32), values, np.zeros((128, 2), np.uint32), schedule)
-    if missing == "nothing" or schedule == "early":
+    if missing != "wait::ld" or schedule == "early":
         np.testing.assert_array_equal(out, values)
     elif schedule == "late":
-        np.testing.assert_array_equal(out, np.full_like(out, POISON if missing == "wait::st" else 99))
+        np.testing.assert_array_equal(out, np.full_like(out, 99))
+
+
+@pytest.mark.parametrize(("schedule", "seed"), [("late", 0), ("early", 0), *(("random", seed) for seed in range(5))])
+def test_stores_of_the_same_cells_keep_their_order(schedule, seed):
+    """Two stores that share column 1, then a load of what both have written, without a wait."""
+    body = f"""
+{load_inputs(4)}
+    .reg .b32 %d<3>;
+    tcgen05.st.sync.aligned.32x32b.x2.b32 [%taddr], {{%r0, %r1}};
+    tcgen05.st.sync.aligned.32x32b.x2.b32 [%taddr+1], {{%r2, %r3}};
+    tcgen05.ld.sync.aligned.32x32b.x1.b32 {{%d0}}, [%taddr];
+    tcgen05.ld.sync.aligned.32x32b.x2.b32 {{%d1, %d2}}, [%taddr+1];
+{store_outputs("d", 3)}
+"""
+    values = random_words(4)
+    out = launch(program(body, columns=32), values, np.zeros((128, 3), np.uint32), schedule, seed=seed)
+    np.testing.assert_array_equal(out, values[:, [0, 2, 3]])
+
+
+@pytest.mark.parametrize(
+    ("load", "ordered"),
+    [
+        ("32x32b.x2.b32 {%d0, %d1}, [%taddr+1]", True),
+        ("32x32b.x1.b32 {%d0}, [%taddr+2]", False),
+        ("16x64b.x1.b32 {%d0}, [%at]", True),
+        ("16x64b.x1.b32 {%d0}, [%taddr]", False),
+    ],
+    ids=["one_column_of_two", "the_next_column", "the_same_lanes", "the_other_lanes"],
+)
+def test_a_load_waits_for_stores_of_its_cells_alone(load, ordered):
+    """Columns 0 and 1 of lanes 16-31: whether the store is over once the load is shows when they are deallocated."""
+    text = program(
+        f"""
+    .reg .b32 %d<2>;
+    .reg .u32 %at;
+    add.u32 %at, %taddr, {16 << 16};
+    tcgen05.st.sync.aligned.16x64b.x1.b32 [%at], {{%tid}};
+    tcgen05.ld.sync.aligned.{load};
+    tcgen05.wait::ld.sync.aligned;""",
+        columns=32,
+    )
+    if ordered:
+        launch(text, np.zeros(1), np.zeros(1), "late")
+    else:
+        with pytest.raises(TensorMemoryFault, match="tcgen05.st touches .* deallocated: wait for it"):
+            launch(text, np.zeros(1), np.zeros(1), "late")
+
+
+BETWEEN_WARPS = """
+    .reg .b32 %d0;
+    .reg .pred %stores;
+    setp.lt.u32 %stores, %warp, 4;
+    mov.u32 %d0, 0;
+    @%stores tcgen05.st.sync.aligned.32x32b.x1.b32 [%taddr], {{%r0}};
+    {barrier}
+    @!%stores tcgen05.ld.sync.aligned.32x32b.x1.b32 {{%d0}}, [{address}];
+"""
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_another_warp_loads_what_has_been_stored(schedule):
+    """Warps 4 to 7 load what warps 0 to 3 have stored: after a barrier, which needs no wait::st before it."""
+    body = load_inputs(1) + BETWEEN_WARPS.format(barrier="bar.sync 0;", address="%taddr") + store_outputs("d", 1)
+    values = np.random.default_rng(0).integers(1, 1 << 32, (256, 1), np.uint64).astype(np.uint32)
+    out = launch(program(body, columns=32), values, np.zeros((256, 1), np.uint32), schedule, threads=256)
+    np.testing.assert_array_equal(out[128:], values[:128])
 
 
 def test_a_load_that_nobody_reads():
