@@ -57,7 +57,7 @@ sass-%: $(READY)
 	@$(RUN) -m common sass $* $(ARGS)
 
 test: $(READY)
-	@$(RUN) -m pytest -n auto $(ARGS)
+	@$(RUN) -m pytest -n auto --dist worksteal $(ARGS)
 
 lint: $(READY)
 	@$(RUN) -m ruff check .
