@@ -102,7 +102,7 @@ class Kernel:
 
     def _emulate(self, arguments: tuple, options: dict[str, Any]) -> Any:
         from common.emulator import Emulator
-        from common.shared_arrays import read_shared_arrays
+        from common.kernel_names import read_names
 
         launch = bind(self.launch_spec, arguments)
         shape = launch.shape
@@ -114,7 +114,7 @@ class Kernel:
             cluster=shape.cluster,
             shared_bytes=shape.shared_bytes,
             args=list(launch.args),
-            shared_arrays=read_shared_arrays(self.prim_func),
+            names=read_names(self.prim_func, self.launch_spec),
         )
 
     @property

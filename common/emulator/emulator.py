@@ -17,9 +17,9 @@ from common.emulator.isa.register_pool import entry_count
 from common.emulator.machine.counters import Counters
 from common.emulator.machine.events import SCHEDULES
 from common.emulator.machine.memory import FUNCTION_BASE, GlobalMemory, Region, host_bytes
+from common.emulator.machine.names import Names, SharedNames
 from common.emulator.machine.program import Program, compile_kernel
 from common.emulator.machine.scheduler import Launch, Limits, Machine, check_launch, place_shared
-from common.emulator.machine.shared_names import SharedArray, SharedNames
 from common.emulator.ptx.module import TYPE_BYTES, Module, Relocation, Variable
 from common.emulator.ptx.parser import parse
 
@@ -52,7 +52,7 @@ class Grid:
     cluster: int | Sequence[int] | None = None
     shared_bytes: int = 0
     args: Sequence[Any] = ()
-    shared_arrays: Sequence[SharedArray] = ()
+    names: Names = Names()
 
 
 class _Device:
@@ -98,18 +98,18 @@ class Emulator:
         cluster: int | Sequence[int] | None = None,
         shared_bytes: int = 0,
         args: Sequence[Any] = (),
-        shared_arrays: Sequence[SharedArray] = (),
+        names: Names = Names(),  # noqa: B008
     ) -> Run:
         """Runs a kernel to its end; array arguments are read and written in place.
 
         `grid` and `block` count CTAs and threads (x, y, z); `cluster` counts CTAs and defaults to what the PTX
         requires; `shared_bytes` is the dynamic SMEM. `args` follow the PTX parameters: arrays (NumPy or torch CPU),
-        numbers, `TensorMap`s, `bytes`. `shared_arrays` name places of the dynamic SMEM in messages.
+        numbers, `TensorMap`s, `bytes`. `names` are for messages.
 
         Raises PtxSyntaxError and UnsupportedInstruction for the text, LaunchError for the launch, and Fault or
         Deadlock for what the program does.
         """
-        launched = Grid(ptx, kernel, grid, block, cluster, shared_bytes, args, shared_arrays)
+        launched = Grid(ptx, kernel, grid, block, cluster, shared_bytes, args, names)
         machine = self._machine(launched, _Device())
         machine.run()
         return self._finish(machine)
@@ -150,9 +150,9 @@ class Emulator:
         check_launch(program, launch)
         machine = Machine(program, device.memory, launch, self.schedule, self.seed)
         machine.shared_layout = layout
-        machine.shared_names = SharedNames(grid.shared_arrays, dynamic_start)
+        machine.shared_names = SharedNames(grid.names.shared, dynamic_start)
         machine.symbols = device.variables_of(program)
-        machine.parameters = _encode_parameters(program.kernel.parameters, grid.args, device)
+        machine.parameters = _encode_parameters(program.kernel.parameters, grid.args, device, grid.names)
         machine.progress = self.progress
         return machine
 
@@ -226,7 +226,9 @@ def _address(program: Program, symbols: dict[str, Region], variable: Variable, r
     raise LaunchError(f"initialiser of {variable.name} names {relocation.symbol}, which has no address")
 
 
-def _encode_parameters(parameters: list[Variable], args: Sequence[Any], device: _Device) -> dict[str, int]:
+def _encode_parameters(
+    parameters: list[Variable], args: Sequence[Any], device: _Device, names: Names
+) -> dict[str, int]:
     """Lays the kernel's parameters out in one read-only allocation; returns the address of each."""
     if len(args) != len(parameters):
         names = ", ".join(parameter.name for parameter in parameters)
@@ -239,7 +241,7 @@ def _encode_parameters(parameters: list[Variable], args: Sequence[Any], device: 
     data = np.zeros(max(size, 16), np.uint8)
     for index, (parameter, value, offset) in enumerate(zip(parameters, args, offsets)):
         try:
-            encoded = _encode(parameter, value, device, index)
+            encoded = _encode(parameter, value, device, names.argument(index))
         except LaunchError as error:
             raise LaunchError(f"argument {index} ({parameter.name}): {error.message}") from None
         data[offset : offset + len(encoded)] = np.frombuffer(encoded, np.uint8)
@@ -247,10 +249,10 @@ def _encode_parameters(parameters: list[Variable], args: Sequence[Any], device: 
     return {parameter.name: base + offset for parameter, offset in zip(parameters, offsets)}
 
 
-def _encode(parameter: Variable, value: Any, device: _Device, index: int) -> bytes:
+def _encode(parameter: Variable, value: Any, device: _Device, name: str) -> bytes:
     size = parameter.size or 0
     if isinstance(value, TensorMap):
-        return _encode_tensor_map(value, size, device, index)
+        return _encode_tensor_map(value, size, device, name)
     if isinstance(value, (bytes, bytearray)):
         if len(value) != size:
             raise LaunchError(f"needs {size} bytes, got {len(value)}")
@@ -258,7 +260,7 @@ def _encode(parameter: Variable, value: Any, device: _Device, index: int) -> byt
     if _is_array(value):
         if size != 8:
             raise LaunchError(f"is .{parameter.type} ({size} bytes): an array is passed as an 8-byte pointer")
-        return _allocation(value, device, f"argument {index}").base.to_bytes(8, "little")
+        return _allocation(value, device, name).base.to_bytes(8, "little")
     return _encode_number(parameter, value, size)
 
 
@@ -281,16 +283,14 @@ def _shape(value: Any) -> str:
     return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
 
 
-def _encode_tensor_map(value: TensorMap, size: int, device: _Device, index: int) -> bytes:
-    base = (
-        value.tensor if isinstance(value.tensor, int) else _allocation(value.tensor, device, f"argument {index}").base
-    )
+def _encode_tensor_map(value: TensorMap, size: int, device: _Device, name: str) -> bytes:
+    base = value.tensor if isinstance(value.tensor, int) else _allocation(value.tensor, device, name).base
     encoded = value.descriptor(base).to_bytes()
     if size == len(encoded):
         return encoded
     if size == 8:  # a pointer to a tensor map in global memory
         data = np.frombuffer(bytearray(encoded), np.uint8)
-        region = device.memory.map(f"tensor map of argument {index}", data, read_only=True)
+        region = device.memory.map(f"tensor map of {name}", data, read_only=True)
         return region.base.to_bytes(8, "little")
     raise LaunchError(f"is {size} bytes: a tensor map is {len(encoded)}")
 

@@ -16,8 +16,8 @@ from common.emulator.machine.events import Events
 from common.emulator.machine.frames import FramePool
 from common.emulator.machine.mask import WARP, Mask
 from common.emulator.machine.memory import FUNCTION_BASE, RESERVED_SHARED, GlobalMemory, Region
+from common.emulator.machine.names import SharedNames
 from common.emulator.machine.program import Program
-from common.emulator.machine.shared_names import SharedNames
 from common.emulator.machine.thread_block import Path, ThreadBlock
 from common.emulator.ptx.module import Variable
 

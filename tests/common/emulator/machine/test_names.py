@@ -2,7 +2,7 @@
 
 import pytest
 
-from common.emulator.machine.shared_names import SharedArray, SharedNames
+from common.emulator.machine.names import SharedArray, SharedNames
 
 ARRAYS = [
     SharedArray("full", offset=0, size=24, count=3),

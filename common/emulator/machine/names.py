@@ -1,4 +1,4 @@
-"""Names for places in shared memory, as far as whoever launches a kernel knows what it keeps there."""
+"""What the parts of a kernel are called in messages, as far as whoever launches it knows."""
 
 from __future__ import annotations
 
@@ -14,6 +14,17 @@ class SharedArray:
     offset: int
     size: int
     count: int
+
+
+@dataclass(frozen=True)
+class Names:
+    """Of a kernel's arguments, in the order of its parameters, and of what it keeps in dynamic shared memory."""
+
+    arguments: Sequence[str] = ()
+    shared: Sequence[SharedArray] = ()
+
+    def argument(self, index: int) -> str:
+        return self.arguments[index] if index < len(self.arguments) else f"argument {index}"
 
 
 class SharedNames:
