@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -17,7 +17,7 @@ from tvm.script.parser.core.parser import ScriptMacro
 from tvm.tirx import compilation_pipeline
 from tvm.tirx.build import split_host_device_mods
 
-from common.compiler import Compilation, Resources, compile_cuda, disassemble
+from common.compiler import Compilation, CompileError, Resources, compile_cuda, disassemble
 from common.launch_spec import LaunchSpec, bind, read_launch_spec
 from common.stage import EMULATED_ARCH
 
@@ -44,6 +44,28 @@ inspect.modulesbyfile["<ast>"] = ""
 TMABar.__init__ = TCGen05Bar.__init__ = MBarrier.__init__
 
 
+class LoweringError(CompileError):
+    """TIRx cannot make instructions of an operation of the kernel; the message has the operation and the reasons."""
+
+
+def _refusal(report: str) -> str:
+    """TVM's report of an operation that it cannot lower, without the stack and the text of the whole kernel.
+
+    The report is a table with the columns "variant" and "reason", and a reason has many lines: what was tried, the
+    operation with its buffers, and where TVM keeps it, its own stack.
+    """
+    lines, in_stack = [], False
+    for line in report.partition("\nError in pass:")[0].splitlines():
+        if not line.startswith("|"):
+            lines += [] if line.startswith("+") else [line]
+            continue
+        variant, reason = (cell.strip() for cell in line.rstrip().removesuffix("|")[1:].split("|", 1))
+        in_stack = reason.startswith("Traceback") or (in_stack and not variant)
+        if not in_stack and variant != "Variant":
+            lines.append(f"  {variant}: {reason}" if variant else f"    {reason}")
+    return "\n".join(lines).rstrip()
+
+
 @dataclass
 class Kernel:
     """A built kernel.
@@ -56,7 +78,10 @@ class Kernel:
     arch: str
     cuda_source: str
     launch_spec: LaunchSpec
-    _executable: Any = field(default=None, repr=False)
+    _executable: Any = None
+
+    def __repr__(self) -> str:
+        return f"<Kernel {self.launch_spec.kernel} for {self.arch}>"
 
     @property
     def compilation(self) -> Compilation:
@@ -140,13 +165,17 @@ def _target(arch: str) -> tvm.target.Target:
 def build(prim_func: tirx.PrimFunc, arch: str = EMULATED_ARCH) -> Kernel:
     """Lower a TIRx function for `arch` (`sm_90a` or `sm_100a`) and generate its CUDA source. Needs no GPU.
 
-    Raises whatever TVM's lowering raises; compilation errors come on first use of `ptx` or `cubin` (CompileError).
+    Raises LoweringError for what TIRx cannot lower; compilation errors come on first use of `ptx` or `cubin`.
     """
     target = _target(arch)
     with target:
         module = tirx.transform.BindTarget(target.with_host("llvm"))(tvm.IRModule({"main": prim_func}))
         pipeline, _, finalize_device = compilation_pipeline.tirx_pipeline()
-        host, devices = split_host_device_mods(pipeline(module))
+        try:
+            lowered = pipeline(module)
+        except RuntimeError as error:
+            raise LoweringError(_refusal(str(error))) from None
+        host, devices = split_host_device_mods(lowered)
         (device,) = devices.values()
         source = tvm.get_global_func("target.build.cuda")(finalize_device()(device), target).inspect_source()
     functions = {str(f.attrs["global_symbol"]): f for f in device.functions.values()}

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
+from tvm.error import DiagnosticError
 
 from common import report, tune
 from common.bench import Timing, measure_kernel, measure_stage
@@ -257,14 +258,13 @@ def _on_gpu(outcome: Outcome, args: argparse.Namespace, bar: tqdm) -> None:
 def _tune(stage: Stage, args: argparse.Namespace, device: Device) -> None:
     found, config = [], None
     given = _given(stage, args)
-    for candidate, config, kernel in tune.candidates(stage, _configure(stage, args, device), given, device.arch):
-        print(f"\r{len(found) + 1} configurations built", end="", file=sys.stderr, flush=True)
+    candidates = tune.candidates(stage, _configure(stage, args, device), given, device.arch)
+    for candidate, config, kernel in tqdm(candidates, leave=False, disable=not sys.stderr.isatty(), unit="kernel"):
         if device.kind == "cuda":
             verify_once(stage, config, kernel, seed=args.seed, device="cuda")
             milliseconds = measure_kernel(stage, config, kernel, seed=args.seed, runs=10 if args.quick else 50).median
             candidate = dataclasses.replace(candidate, milliseconds=milliseconds)
         found.append(candidate)
-    print(file=sys.stderr)
     print(f"stage {stage.number:02d}: {stage.title}; m {config.m}, n {config.n}, k {config.k}, {config.dtype}")
     print(f"device: {device.name}, {device.sms} SMs ({device.reason})")
     print(tune.table(found, stage.flops(config), f"{report.MEASURED} ({device.name})"))
@@ -337,7 +337,7 @@ def main(stage: Stage, argv: list[str] | None = None) -> int:
         return _fail(str(error), USAGE_ERROR)
     except Mismatch as error:
         return _fail(f"wrong result: {error}", 1)
-    except CompileError as error:
+    except (CompileError, DiagnosticError) as error:  # of the compiler, of TVM's parser
         return _fail(str(error), 1)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -88,6 +89,17 @@ def _describe(argument: int, value: Any) -> _Tensor:
     return _Tensor(argument, tuple(value.shape), tuple(strides), tvm_ffi.dtype(dtype_name(value)))
 
 
+def _signature(value: Any) -> str:
+    """An argument as TVM's messages write a parameter: shape, type and, where it is not contiguous, strides."""
+    if not hasattr(value, "shape"):
+        return type(value).__name__
+    tensor = _describe(0, value)
+    axes = [axis for axis, extent in enumerate(tensor.shape) if extent != 1]
+    contiguous = all(tensor.strides[axis] == prod(tensor.shape[axis + 1 :]) for axis in axes)
+    strides = "" if contiguous else f", not contiguous: strides {list(tensor.strides)}"
+    return f"Tensor({list(tensor.shape)}, {tensor.dtype}{strides})"
+
+
 _BINARY: dict[type, Callable[[Any, Any], Any]] = {
     tirx.Add: lambda a, b: a + b,
     tirx.Sub: lambda a, b: a - b,
@@ -120,20 +132,23 @@ def _truncated(a: int, b: int) -> int:
 class HostProgram:
     """One evaluation of a host function for the arguments of one call.
 
-    `run(arguments)` returns the `KernelCall`; it raises TypeError or ValueError with TVM's own message when the
-    arguments do not fit the kernel's signature, NotImplementedError for a host statement that it does not know.
+    `run(arguments)` returns the `KernelCall`; it raises TypeError or ValueError with TVM's own message, and what the
+    arguments are, when they do not fit the kernel's signature, NotImplementedError for a host statement that it does
+    not know.
     """
 
     def __init__(self, function: tirx.PrimFunc) -> None:
         self._function = function
         self._values: dict[int, Any] = {}
         self._buffers: dict[int, Any] = {}
+        self._arguments: tuple[Any, ...] = ()
         self._call: KernelCall | None = None
 
     def run(self, arguments: Sequence[Any]) -> KernelCall:
         """Evaluate the whole function for torch tensors, NumPy arrays, ints and floats, in the kernel's API order."""
         _, packed, count, _ = self._function.params
         values = tuple(value.item() if isinstance(value, np.generic) else value for value in arguments)
+        self._arguments = values
         self._bind(packed, _Arguments(values))
         self._bind(count, len(arguments))
         self._execute(self._function.body)
@@ -174,7 +189,8 @@ class HostProgram:
 
     def _refuse(self, statement: Any) -> None:
         kind = {"TypeError": TypeError, "ValueError": ValueError}.get(statement.error_kind.value, RuntimeError)
-        raise kind("".join(str(self._value(part)) for part in statement.message_parts))
+        message = "".join(str(self._value(part)) for part in statement.message_parts)
+        raise kind(f"{message}\n  called with ({', '.join(map(_signature, self._arguments))})")
 
     # Expressions
 
@@ -297,6 +313,10 @@ def split_launch_tags(node: Any) -> tuple[tuple[str, ...], list[str]]:
 def _argument_field(owner: _Arguments, index: int, field: int, node: Any) -> Any:
     value = owner.values[index]
     scalar = {bool: _BOOL, int: _INT, float: _FLOAT}.get(type(value))
+    if scalar is None and not hasattr(value, "shape"):
+        raise TypeError(
+            f"argument #{index} is a {type(value).__name__}: pass a torch tensor, a NumPy array or a number"
+        )
     if field == _ANY_TYPE_INDEX:
         return _DL_TENSOR if scalar is None else scalar
     if field == _ANY_VALUE:

@@ -105,3 +105,16 @@ def toy_stage(**changes) -> Stage:
         bytes_moved=lambda config: 2 * config.rows * COLS * config.itemsize,
     )
     return Stage(**{**fields, **changes})
+
+
+def misspelt():
+    """A kernel that TVM's parser refuses."""
+
+    @T.prim_func
+    def misspelt(y: T.Buffer((COLS,), "float32")):
+        T.device_entry()
+        t = T.thread_id([COLS])
+        T.cuda.cta_snyc()
+        y[t] = T.float32(0)
+
+    return misspelt

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from common import compiler
-from common.build import build
+from common.build import LoweringError, build
 from common.compiler import CompileError, compile_cuda, parse_resources
 from tests.common.kernels import COLS, scale, tma_copy
 
@@ -34,6 +34,20 @@ def test_every_form_of_a_kernel(kernel):
     assert "STG" in kernel.sass()
     assert "def scale" in kernel.tir()
     assert kernel.resources.registers > 0 and kernel.resources.spill_store_bytes == 0
+
+
+def test_a_kernel_is_shown_by_its_name_and_not_by_its_text(kernel):
+    assert repr(kernel) == "<Kernel scale_kernel for sm_100a>"
+
+
+def test_an_operation_that_tirx_cannot_lower_is_a_message_of_a_few_lines():
+    with pytest.raises(LoweringError) as caught:
+        build(tma_copy(cols=12))  # rows of 24 bytes, where TMA takes multiples of 16
+    message = str(caught.value)
+    assert message.startswith("TIRx schedule dispatch failed: op=tirx.tile.copy_async")
+    assert "\n  tma_auto (prio=10): " in message and "T.tile.copy_async(As[0:32, 0:12]" in message
+    assert not re.search(r"Traceback|Error in pass|I\.ir_module|\+--|\|", message)
+    assert message.count("\n") < 20
 
 
 def test_line_information_counts_the_lines_of_the_cuda_source(kernel):

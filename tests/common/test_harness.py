@@ -2,6 +2,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 
@@ -9,7 +10,7 @@ from common.device import Gpu
 from common.harness import main
 from common.series import ROOT
 from common.stage import BadSize, Option
-from tests.common.kernels import toy_stage
+from tests.common.kernels import misspelt, tma_copy, toy_stage
 
 pytestmark = pytest.mark.usefixtures("no_gpu")
 
@@ -50,6 +51,22 @@ def test_an_option_that_wants_each_choice_has_a_run_for_each_unless_one_is_chose
 def test_nothing_is_printed_to_a_pipe_but_the_report(fake_emulator, capsys):
     main(toy_stage(), [])
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("kernel", "words"),
+    [
+        (misspelt, ["'cta_snyc'", "kernels.py:"]),
+        (
+            partial(tma_copy, cols=12),
+            ["T.tile.copy_async(As[0:32, 0:12]", "globalStrides[0]=24 must be a multiple of 16B"],
+        ),
+    ],
+)
+def test_a_kernel_that_tvm_refuses_is_a_message_and_no_traceback(fake_emulator, capsys, kernel, words):
+    assert main(dataclasses.replace(toy_stage(), kernel=lambda config: kernel()), []) == 1
+    error = capsys.readouterr().err
+    assert all(word in error for word in words) and "Traceback" not in error and error.count("\n") < 20
 
 
 def test_a_mismatch_exits_with_1_and_shows_where(fake_emulator, capsys):

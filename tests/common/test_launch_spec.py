@@ -1,3 +1,5 @@
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -65,12 +67,28 @@ def test_bind_takes_numpy_arrays_and_scalars(scale_spec):
         (4, torch.zeros(6, COLS), ValueError, "Y.shape"),
         (2, torch.zeros(1), TypeError, "argument #2"),
         (0, 1, TypeError, "argument #0"),
+        (1, [0.0] * COLS, TypeError, "argument #1 is a list: pass a torch tensor"),
     ],
 )
 def test_bind_refuses_what_tvm_refuses(scale_spec, position, value, error, words):
     arguments = scale_arguments(5)
     arguments[position] = value
     with pytest.raises(error, match=words):
+        bind(scale_spec, arguments)
+
+
+@pytest.mark.parametrize(
+    ("x", "shown"),
+    [
+        (torch.zeros(COLS, 5), f"Tensor([{COLS}, 5], float32), "),
+        (torch.zeros(COLS, 5).t(), f"Tensor([5, {COLS}], float32, not contiguous: strides [1, 5]), "),
+    ],
+)
+def test_a_refusal_shows_what_was_passed(scale_spec, x, shown):
+    """TVM checks strides before shapes: of a tensor turned round it says only that it is no compact array."""
+    arguments = scale_arguments(5)
+    arguments[0] = x
+    with pytest.raises(ValueError, match=re.escape(f"called with ({shown}Tensor([{COLS}], float32), float, int, ")):
         bind(scale_spec, arguments)
 
 

@@ -40,7 +40,7 @@ class Issuer:
     """Puts operations of one instruction in flight, so that a fault at their completion still names the instruction."""
 
     def __init__(self, inst: Instruction) -> None:
-        self._text, self._line, self._source = inst.text, inst.line, inst.source
+        self._text, self._line, self._origin = inst.text, inst.line, inst.origin
 
     def __call__(
         self,
@@ -72,7 +72,7 @@ class Issuer:
                 warps, numbers = tuple(lanes.warps.tolist()), tuple(lanes.numbers.tolist())
             else:
                 warps, numbers = (lanes // WARP,), (lanes,)
-            return Place(self._text, self._line, self._source, cta.ctaid, warps, numbers)
+            return Place(self._text, self._line, self._origin, cta.ctaid, warps, numbers)
 
         return Operation(kind, list(steps), detail, place, after)
 

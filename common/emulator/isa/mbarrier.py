@@ -168,7 +168,7 @@ class RemoteOperations:
             f"remote {inst.opcode}.{inst.modifiers[0]}",
             [lambda: perform(cta.peer(rank, lanes))],
             detail=_Journey(cta, target),
-            place=lambda: Place(inst.text, inst.line, inst.source, cta.ctaid, warps, tuple(lanes.tolist())),
+            place=lambda: Place(inst.text, inst.line, inst.origin, cta.ctaid, warps, tuple(lanes.tolist())),
             after=self.outstanding,
         )
         cta.machine.events.issue(self.last)

@@ -66,7 +66,7 @@ class Program:
 
     def place(self, segment: Segment, position: int) -> Place:
         inst = segment.origins[position] if position < len(segment.origins) else segment.instructions[-1]
-        return Place(inst.text, inst.line, inst.source)
+        return Place(inst.text, inst.line, inst.origin)
 
 
 class Compiler:
@@ -160,11 +160,11 @@ class Compiler:
             decoded = decoder_of(inst)(inst, binder)
             guard = None if inst.guard is None else binder.read(inst.guard, "pred")
         except UnsupportedInstruction as error:
-            raise error.at(Place(inst.text, inst.line, inst.source)) from None
+            raise error.at(Place(inst.text, inst.line, inst.origin)) from None
         except (ValueError, IndexError, KeyError, AttributeError, TypeError) as error:
             # The decoders unpack the operands that their instruction has: text with others is no PTX.
             message = f"`{inst.opcode}` cannot take these {len(inst.operands)} operands"
-            raise PtxSyntaxError(message).at(Place(inst.text, inst.line, inst.source)) from error
+            raise PtxSyntaxError(message).at(Place(inst.text, inst.line, inst.origin)) from error
         segment.instructions.append(inst)
         if isinstance(decoded, Control):
             if binder.prelude:
@@ -246,7 +246,7 @@ class Compiler:
         except KeyError:
             inst = segment.instructions[-1]
             raise UnsupportedInstruction(f"unknown label {label}").at(
-                Place(inst.text, inst.line, inst.source)
+                Place(inst.text, inst.line, inst.origin)
             ) from None
 
     def _successors(self, segment: Segment) -> list[int]:

@@ -361,7 +361,7 @@ class Machine:
     # -- reports ---------------------------------------------------------------------------------------------------
 
     def _report(self) -> str:
-        lines = ["deadlock: no warp can run and nothing that is in flight can complete"]
+        lines = ["no warp can run and nothing that is in flight can complete"]
         alike: dict[str, list[ThreadBlock]] = {}
         for block in self.stuck_blocks():
             text = "\n".join(_describe(block))

@@ -105,6 +105,11 @@ class Instruction:
     text: str
     called_from: str | None = None  # where the kernel calls the inlined function that holds `source`
 
+    @property
+    def origin(self) -> str | None:
+        """Where it comes from, for a message: the line, and the line of the kernel that led there."""
+        return self.source if self.called_from is None else f"{self.source}, called from {self.called_from}"
+
 
 @dataclass(frozen=True)
 class Relocation:

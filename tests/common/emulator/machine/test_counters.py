@@ -233,6 +233,7 @@ def test_inlined_code_counts_for_the_line_that_calls_it():
     assert "kernel.cu:7" not in lines and "kernel.cu:3" not in lines
     (inlined,) = [inst for inst, _ in counters.by_instruction() if inst.text.startswith("add.u32 %r2, %r2")]
     assert (inlined.source, inlined.called_from) == ("kernel.cu:3", "kernel.cu:40")
+    assert inlined.origin == "kernel.cu:3, called from kernel.cu:40"
 
 
 def test_ptx_without_lines_is_told_by_its_own():
