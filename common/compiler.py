@@ -143,7 +143,7 @@ def _options(arch: str, root: Path) -> list[str]:
         "-D__NV_SILENCE_HOST_DEPRECATION_END=",
         "--use_fast_math",
         "--generate-line-info",
-        "--diag-suppress=177",
+        "--diag-suppress=174,177,550",  # what TVM generates has expressions without effect and unused variables
         "--ptxas-options=-v",
         f"--ptxas-options=--register-usage-level={level}",
         "--ptxas-options=--warn-on-local-memory-usage",

@@ -98,13 +98,22 @@ def _index_text(flat: int, shape: Sequence[int]) -> str:
     return ", ".join(map(str, reversed(index)))
 
 
+def _extent(wrong: torch.Tensor) -> str:
+    """The smallest box that holds all wrong elements, as slices: often it is a tile, or a part of one."""
+    spans = []
+    for axis, extent in enumerate(wrong.shape):
+        places = wrong.movedim(axis, 0).reshape(extent, -1).any(1).nonzero()
+        spans.append(f"{int(places[0])}:{int(places[-1]) + 1}")
+    return ", ".join(spans)
+
+
 def _mismatch(name: str, got: torch.Tensor, expected: torch.Tensor, wrong: torch.Tensor, allowed: str) -> Mismatch:
     flat = int(wrong.reshape(-1).to(torch.uint8).argmax())
     value, reference = got.reshape(-1)[flat], expected.reshape(-1)[flat]
     unwritten = " (never written: still the poison it started with)" if _is_poison(value) else ""
     return Mismatch(
         f"{name}[{_index_text(flat, got.shape)}] is {value.item():.9g}{unwritten}, expected {reference.item():.9g}"
-        f"{allowed}; {int(wrong.sum())} of {wrong.numel()} elements are wrong"
+        f"{allowed}; {int(wrong.sum())} of {wrong.numel()} elements are wrong, all in {name}[{_extent(wrong)}]"
     )
 
 

@@ -50,6 +50,10 @@ def test_an_operation_that_tirx_cannot_lower_is_a_message_of_a_few_lines():
     assert message.count("\n") < 20
 
 
+def test_a_refusal_of_the_compiler_is_not_lost_among_warnings_about_what_tvm_generates():
+    assert "warning" not in build(tma_copy()).compilation.log
+
+
 def test_line_information_counts_the_lines_of_the_cuda_source(kernel):
     number = int(re.search(r"\.file\s+(\d+)\s+\"kernel\.cu\"", kernel.ptx).group(1))
     lines = {int(m) for m in re.findall(rf"\.loc\s+{number}\s+(\d+)", kernel.ptx)}

@@ -27,7 +27,9 @@ def test_the_first_wrong_index_is_shown_with_both_values():
     reference = torch.ones(4, 8, dtype=torch.float64)
     got = torch.ones(4, 8)
     got[2, 5], got[3, 1] = 1.25, 7
-    with pytest.raises(Mismatch, match=r"y\[2, 5\] is 1.25, expected 1 .*2 of 32 elements"):
+    with pytest.raises(
+        Mismatch, match=r"y\[2, 5\] is 1.25, expected 1 .*2 of 32 elements are wrong, all in y\[2:4, 1:6\]"
+    ):
         compare("y", got, reference, Tolerance())
 
 
@@ -85,7 +87,7 @@ def test_a_small_error_everywhere_fails_in_norm():
 
 def test_integers_match_bit_for_bit():
     compare("y", torch.arange(4), torch.arange(4), Tolerance())
-    with pytest.raises(Mismatch, match=r"y\[2\] is 9, expected 2"):
+    with pytest.raises(Mismatch, match=r"y\[2\] is 9, expected 2; 1 of 4 elements are wrong, all in y\[2:3\]"):
         compare("y", torch.tensor([0, 1, 9, 3]), torch.arange(4), Tolerance())
 
 
