@@ -39,6 +39,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -154,7 +155,8 @@ class Stage:
     def config(self, *, dtype: str | None = None, scale: str = "default", sms: int = B200_SMS, **values: Any) -> Config:
         """Sizes and options with defaults filled in, checked. `scale` ("default", "quick", "gpu") picks the defaults.
 
-        Raises BadSize for a size below its minimum, an unknown dtype, choice or name, and whatever `check` refuses.
+        Raises BadSize for a size that is no integer or below its minimum, an unknown dtype, choice or name, and
+        whatever `check` refuses.
         """
         chosen: dict[str, Any] = {}
         preset: dict[str, int] = {}
@@ -164,11 +166,16 @@ class Stage:
                 raise BadSize(f"{option.name} is {chosen[option.name]!r}: choose from {', '.join(option.choices)}")
             preset.update(option.presets.get(chosen[option.name], {}))
         for size in self.sizes:
-            chosen[size.name] = values.pop(size.name, preset.get(size.name, size.at(scale)))
+            value = values.pop(size.name, preset.get(size.name, size.at(scale)))
+            try:
+                chosen[size.name] = index(value)
+            except TypeError:
+                raise BadSize(f"{size.name} is {value!r}: it must be an integer") from None
             if chosen[size.name] < size.minimum:
                 raise BadSize(f"{size.name} is {chosen[size.name]}: it must be at least {size.minimum}")
         if values:
-            raise BadSize(f"stage {self.number:02d} has no size or option named {', '.join(sorted(values))}")
+            unknown = ", ".join(sorted(values))
+            raise BadSize(f"stage {self.number:02d} has no size or option named {unknown}: it has {', '.join(chosen)}")
         dtype = dtype or self.dtypes[0]
         if dtype not in self.dtypes:
             raise BadSize(f"dtype is {dtype!r}: stage {self.number:02d} takes {', '.join(self.dtypes)}")

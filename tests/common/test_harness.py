@@ -187,8 +187,14 @@ def test_a_config_knows_only_its_own_names():
     assert (config.itemsize, config.flavour) == (4, "plain")
     with pytest.raises(AttributeError, match="columns"):
         config.columns  # noqa: B018
-    for wrong in ({"columns": 3}, {"dtype": "int8"}, {"flavour": "odd"}):
-        with pytest.raises(BadSize):
+    for wrong, words in (
+        ({"columns": 3}, "no size or option named columns: it has flavour, rows"),
+        ({"dtype": "int8"}, "dtype is 'int8'"),
+        ({"flavour": "odd"}, "flavour is 'odd': choose from"),
+        ({"rows": 4.0}, "rows is 4.0: it must be an integer"),
+        ({"rows": 0}, "rows is 0: it must be at least 1"),
+    ):
+        with pytest.raises(BadSize, match=words):
             toy_stage().config(**wrong)
 
 

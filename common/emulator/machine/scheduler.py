@@ -371,7 +371,7 @@ class Machine:
             if others:
                 names = ", ".join(str(block.ctaid) for block in others[:REPORTED])
                 more = ", ..." if len(others) > REPORTED else ""
-                lines.append(f"  and {len(others)} more CTAs in the same way: {names}{more}")
+                lines.append(f"  and {len(others)} more CTA{'s' * (len(others) > 1)} in the same way: {names}{more}")
         if len(alike) > REPORTED:
             lines.append(f"  ... and CTAs that are stuck in {len(alike) - REPORTED} other ways")
         lines.extend(self._in_flight())
