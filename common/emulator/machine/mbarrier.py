@@ -77,7 +77,7 @@ class Mbarriers:
 
 
 class MbarrierReport:
-    """Lists, for deadlock reports, the mbarriers of the CTAs that are stuck."""
+    """Lists, for deadlock reports, the mbarriers of the CTAs that are stuck; of CTAs whose states are equal once."""
 
     SHOWN = 64
 
@@ -85,12 +85,16 @@ class MbarrierReport:
         self.machine = machine
 
     def describe(self) -> list[str]:
-        lines = [
-            f"  CTA {block.ctaid} {barrier}"
-            for block in self.machine.stuck_blocks()
-            for _, barrier in sorted(block.unit(Mbarriers).live.items())
-        ]
-        rest = [f"  ... and {len(lines) - self.SHOWN} more mbarriers"] if len(lines) > self.SHOWN else []
+        alike: dict[tuple[str, ...], list[ThreadBlock]] = {}
+        for block in self.machine.stuck_blocks():
+            states = tuple(str(barrier) for _, barrier in sorted(block.unit(Mbarriers).live.items()))
+            alike.setdefault(states, []).append(block)
+        lines = []
+        for states, (first, *others) in alike.items():
+            lines += [f"  CTA {first.ctaid} {state}" for state in states]
+            if states and others:
+                lines.append(f"  and the same of {len(others)} more CTA{'s' * (len(others) > 1)}")
+        rest = [f"  ... and {len(lines) - self.SHOWN} more lines of mbarriers"] if len(lines) > self.SHOWN else []
         return lines[: self.SHOWN] + rest
 
 

@@ -604,6 +604,30 @@ def test_a_deadlock_shows_the_mbarrier(schedule: str) -> None:
     assert "CTA (0, 0, 0) mbarrier 0x418 phase 0: 1 of 2 arrivals missing, 0 bytes owed" in text
 
 
+def test_a_deadlock_lists_the_mbarriers_of_ctas_in_the_same_state_once() -> None:
+    source = """
+    extern "C" __global__ void k() {
+      __shared__ uint64_t bars[2];
+      if (threadIdx.x == 0) {
+        ptx::init(&bars[0], 3);
+        ptx::init(&bars[1], 3);
+        if (blockIdx.x == 2) ptx::arrive(&bars[1]);
+      }
+      __syncthreads();
+      wait(&bars[0], 0);
+    }"""
+    with pytest.raises(Deadlock) as caught:
+        launch(source, grid=5)
+    listed = [line.strip() for line in str(caught.value).splitlines() if ") mbarrier " in line or "the same of" in line]
+    assert listed == [
+        "CTA (0, 0, 0) mbarrier 0x400 phase 0: 3 of 3 arrivals missing, 0 bytes owed",
+        "CTA (0, 0, 0) mbarrier 0x408 phase 0: 3 of 3 arrivals missing, 0 bytes owed",
+        "and the same of 3 more CTAs",
+        "CTA (2, 0, 0) mbarrier 0x400 phase 0: 3 of 3 arrivals missing, 0 bytes owed",
+        "CTA (2, 0, 0) mbarrier 0x408 phase 0: 2 of 3 arrivals missing, 0 bytes owed",
+    ]
+
+
 @each_schedule
 @pytest.mark.parametrize("nap", ["", "__nanosleep(20);"])
 def test_a_polling_loop_is_a_deadlock_too(nap: str, schedule: str) -> None:
