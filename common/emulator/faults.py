@@ -106,6 +106,10 @@ class DescriptorFault(Fault):
     """A tensor map or matrix descriptor that the hardware would refuse."""
 
 
+class MissingFence(Fault):
+    """An asynchronous operation reads what threads have written to shared memory, with no `fence.proxy.async` since."""
+
+
 class TensorMemoryFault(Fault):
     """Misuse of tensor memory: an access outside an allocation, a leak, a bad address or column count."""
 

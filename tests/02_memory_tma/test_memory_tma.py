@@ -2,10 +2,10 @@
 
 import pytest
 
-from common.emulator import BarrierFault, Deadlock, EmulatorError
+from common.emulator import BarrierFault, Deadlock, EmulatorError, MissingFence
 from common.launch_spec import launch_shape
 from common.stage import BadSize
-from common.verify import Mismatch, make_arguments, verify_stage
+from common.verify import SCHEDULES, Mismatch, make_arguments, verify_stage
 from tests.stages import load_stage
 
 STAGE = load_stage(2)
@@ -100,11 +100,8 @@ def test_with_one_set_of_sums_a_warp_overtakes_another_unless_copies_are_immedia
         verify_with(one_set, schedule=schedule, seed=seed, rows=256)
 
 
-def test_the_proxy_fence_changes_no_value_here() -> None:
-    """What the fidelity table says: ordering between proxies is not modelled."""
-    verify_with(
-        (
-            "            T.ptx.fence.proxy.async_.shared__cta()\n            T.cuda.warp_sync()\n",
-            "            T.cuda.warp_sync()\n",
-        )
-    )
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_without_the_proxy_fence_the_store_must_not_read_what_the_threads_wrote(schedule: str) -> None:
+    fence = "            T.ptx.fence.proxy.async_.shared__cta()\n            T.cuda.warp_sync()\n"
+    with pytest.raises(MissingFence, match=r"the TMA store reads shared ring\[0\]"):
+        verify_with((fence, "            T.cuda.warp_sync()\n"), schedule=schedule)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from common.build import Kernel
-from common.emulator import BarrierFault, TensorMemoryFault
+from common.emulator import BarrierFault, MissingFence, TensorMemoryFault
 from common.emulator.hardware.instruction_descriptor import InstructionDescriptor, MmaForm
 from common.emulator.hardware.smem_descriptor import SmemDescriptor
 from common.emulator.hardware.swizzle import Swizzle
@@ -146,9 +146,9 @@ START = (
     "        T.ptx.tcgen05.fence__after_thread_sync()\n        first_column",
 )
 END = ("        T.cuda.cta_sync()\n        if warp == 0:\n", "        if warp == 0:\n")
-NO_EFFECT = [  # every fence, and wait::ld
+CHUNK_FENCE = "            T.ptx.fence.proxy.async_.shared__cta()\n            T.cuda.warp_sync()\n"
+NO_EFFECT = [  # every other fence, and wait::ld
     ("        T.ptx.fence.mbarrier_init.release.cluster()\n        T.ptx.fence.proxy.async_.shared__cta()\n", ""),
-    ("            T.ptx.fence.proxy.async_.shared__cta()\n            T.cuda.warp_sync()\n", ""),
     ("            T.ptx.tcgen05.fence__after_thread_sync()\n            # Nobody", "            # Nobody"),
     ("            T.ptx.tcgen05.wait__ld.sync.aligned()\n", ""),
     (
@@ -231,6 +231,12 @@ def test_without_accumulation_the_last_block_is_all_there_is() -> None:
 
 
 @pytest.mark.parametrize("schedule", ["late", "early", "random"])
-def test_fences_and_wait_ld_change_no_value_here(schedule: str) -> None:
-    """What the fidelity table says: ordering between proxies is not modelled, and registers are complete when used."""
+def test_without_the_proxy_fence_the_store_must_not_read_what_the_threads_wrote(schedule: str) -> None:
+    with pytest.raises(MissingFence, match=r"the TMA store reads shared d_ring\[0\]"):
+        verify_with((CHUNK_FENCE, "            T.cuda.warp_sync()\n"), schedule=schedule)
+
+
+@pytest.mark.parametrize("schedule", ["late", "early", "random"])
+def test_other_fences_and_wait_ld_change_no_value_here(schedule: str) -> None:
+    """What the fidelity table says: memory is sequentially consistent, and registers are complete when used."""
     verify_with(*NO_EFFECT, schedule=schedule)

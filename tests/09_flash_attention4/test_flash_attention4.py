@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from common.emulator import Deadlock, InvalidAddress
+from common.emulator import Deadlock, InvalidAddress, MissingFence
 from common.series import stage_script
 from common.stage import BadSize, Config
 from common.verify import SCHEDULES, Mismatch, check_outputs, make_arguments, verify_stage
@@ -433,6 +433,12 @@ def test_factors_that_overtake_each_other_leave_the_correction_waiting_or_are_ap
         attend_with((FACTOR_READ, ""), "early")
     with pytest.raises(Mismatch):
         attend_with((FACTOR_READ, ""), "late")
+
+
+def test_output_that_is_stored_without_a_proxy_fence() -> None:
+    fence = "            T.ptx.fence.proxy.async_.shared__cta()\n            arrive(out_full, tile)\n"
+    with pytest.raises(MissingFence, match=r"the TMA store reads shared Os\["):
+        attend_with((fence, "            arrive(out_full, tile)\n"), "early", skv=128)
 
 
 def test_releases_that_nobody_waits_for_may_come_after_the_end() -> None:

@@ -14,6 +14,7 @@ from common.emulator.isa.registry import Control, Decoded, Run
 from common.emulator.machine import mbarrier
 from common.emulator.machine.async_groups import AsyncGroups, BulkGroups, over
 from common.emulator.machine.events import Operation
+from common.emulator.machine.generic_writes import chunks_of, require_fence
 from common.emulator.machine.mask import WARP, Mask
 from common.emulator.machine.memory import (
     POISON,
@@ -90,6 +91,14 @@ class SharedSpan(NamedTuple):
 
     def bytes(self, size: int) -> np.ndarray:
         return self.block.shared.data[self.offset : self.offset + size]
+
+    def require_fence(self, size: int, what: str) -> None:
+        """Raises MissingFence where threads have written what `what` is going to read."""
+        require_fence(self.block, chunks_of(self.offset, size), what)
+
+    def overwritten(self, size: int) -> None:
+        """An asynchronous operation has written the bytes."""
+        self.block.shared.generic_writes.overwritten(self.offset, size)
 
     def in_block(self, block: ThreadBlock) -> SharedSpan:
         """The same offset in another CTA."""

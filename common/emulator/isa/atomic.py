@@ -196,6 +196,8 @@ def _run(atomic: Atomic, kind: str, sources: list[list[int]], targets: list[int 
             memory = piece.region.view(bits.itemsize).view(dtype)
             before, differs = _apply(atomic.running, combine, memory, places, parts)
             old[piece.chosen] = before.reshape(-1, atomic.per_lane)
+            if differs and piece.region.generic_writes is not None:
+                piece.region.generic_writes.add(piece.offsets)
             changed = changed or differs
         cta.machine.counters.bytes[f"{atomic.space} atomic"] += atomic.width * m.count
         atomic.traffic.count(cta, pieces, m)

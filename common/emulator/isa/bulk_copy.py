@@ -143,6 +143,7 @@ def _delivery(source: GlobalSpan, target: SharedSpan, barrier: SharedSpan, size:
     def deliver() -> None:
         require_receiver(target.block, "a bulk copy")
         target.bytes(size)[...] = source.bytes(size)
+        target.overwritten(size)
         signal(barrier, size)
 
     return deliver
@@ -158,6 +159,7 @@ def _decode_exchange(inst: Instruction, b: Binder, mods: Modifiers) -> Decoded:
 
     def exchange(f, lane, cta) -> None:
         size, source, target, barrier = _exchange_spans(f, lane, cta, operands)
+        source.require_fence(size, "the bulk copy")
         if poisons(cta):
             poison_bytes(target.bytes(size))
 
@@ -202,6 +204,7 @@ def _decode_store(inst: Instruction, b: Binder, mods: Modifiers) -> Decoded:
         size = operands.bytes(f, lane)
         source = shared_span(cta, operands.source(f, lane), size, CHUNK, lane, own=True)
         target = global_span(cta, operands.target(f, lane), size, CHUNK, lane, writes=True)
+        source.require_fence(size, "the bulk store")
         chosen = None if mask is None else _byte_mask(int(f[mask][lane]))
         if poisons(cta):
             _write(target.bytes(size), np.full(size, 0xFF, np.uint8), chosen)
@@ -287,6 +290,7 @@ def _decode_global_reduction(inst: Instruction, b: Binder, mods: Modifiers) -> D
         size = operands.bytes(f, lane)
         source = shared_span(cta, operands.source(f, lane), size, CHUNK, lane, own=True)
         target = global_span(cta, operands.target(f, lane), size, CHUNK, lane, writes=True)
+        source.require_fence(size, "the bulk reduction")
 
         def read() -> np.ndarray:
             return source.bytes(size).copy()

@@ -184,6 +184,8 @@ def scatter(pieces: list[Piece], element: int, count: int, values: np.ndarray, m
         if piece.region.read_only:
             refuse_write(piece.region, m.numbers[piece.chosen], int(piece.offsets[0]) + piece.region.base)
         piece.region.view(element, count)[_row(piece, element * count)] = values[piece.chosen]
+        if piece.region.generic_writes is not None:
+            piece.region.generic_writes.add(piece.offsets)
 
 
 @instruction("st")

@@ -178,6 +178,7 @@ def decode_store_matrix(inst: Instruction, b: Binder) -> Decoded:
         piece = rows.locate(f, m, cta)
         words = np.stack([words_of(f, slot, warps) for slot in sources], axis=1)
         piece.region.view(4, 4)[piece.offsets >> 4] = arrange(words).reshape(-1, 4)
+        piece.region.generic_writes.add(piece.offsets)
         cta.machine.counters.bytes["stmatrix"] += words.nbytes
         traffic.count_rows(cta, piece.offsets)
         cta.activity()

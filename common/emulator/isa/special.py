@@ -30,6 +30,7 @@ _FENCES = re.compile(
     rf"|proxy\.{_PROXIES}"
     r"|proxy\.tensormap::generic\.(acquire|release)\.(cta|cluster|gpu|sys)"
 )
+_SHARED_PROXY_FENCES = ("proxy.async", "proxy.async.shared::cta", "proxy.async.shared::cluster")
 _MEMORY_BARRIERS = re.compile(rf"cta|gl|sys|proxy\.{_PROXIES}")
 _PREFETCHES = re.compile(r"((global|local)\.)?(L1|L2)|(global\.)?L2::evict_(last|normal)|((const|param)\.)?tensormap")
 _EVICTION = r"L2::evict_(last|normal|first|unchanged)(\.L2::evict_(first|unchanged))?"
@@ -61,7 +62,7 @@ def decode_fence(inst: Instruction, b: Binder) -> Decoded:
     form = _require(inst, _FENCES if inst.opcode == "fence" else _MEMORY_BARRIERS)
     if not form.startswith("proxy.tensormap::generic.acquire"):
         _require_operands(inst, 0)
-        return _nothing
+        return _fence_shared if form in _SHARED_PROXY_FENCES or "sync_restrict" in form else _nothing
     _require_operands(inst, 2)
     _require_line(inst)
     space, base, offset = bind_address(b, inst.operands[0], "generic")
@@ -74,6 +75,12 @@ def decode_fence(inst: Instruction, b: Binder) -> Decoded:
             acquire_map(cta, address, scope)
 
     return acquire
+
+
+def _fence_shared(f: list, m, cta) -> None:
+    """`fence.proxy.async`, as far as shared memory is concerned."""
+    for block in cta.cluster.blocks:
+        block.shared.generic_writes.fence()
 
 
 def _require_line(inst: Instruction) -> None:

@@ -24,13 +24,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from common.emulator.faults import OutOfBounds, TensorMemoryFault, UnsupportedInstruction
-from common.emulator.hardware.operand_layout import CHUNK, PERIOD, OperandShape, chunk_map
+from common.emulator.hardware.operand_layout import CHUNK, PERIOD, ChunkMap, OperandShape, chunk_map
 from common.emulator.hardware.smem_descriptor import SmemDescriptor
 from common.emulator.isa.async_issue import Issuer, per_lane, require_source
 from common.emulator.isa.binder import Binder
 from common.emulator.isa.load_store import bind_address
 from common.emulator.isa.registry import Decoded
 from common.emulator.isa.tcgen05 import take_cta_group, tcgen05_operation
+from common.emulator.machine.generic_writes import require_fence
 from common.emulator.machine.memory import RESERVED_SHARED
 from common.emulator.machine.tensor_memory import LANE_SHIFT, LANES, Span, tensor_memory, use_cta_group
 from common.emulator.machine.tensor_pipeline import issue_tcgen05
@@ -86,6 +87,8 @@ def decode_copy(inst: Instruction, b: Binder) -> Decoded:
     def copy(f, lane, cta) -> None:
         place = SmemDescriptor.from_bits(int(f[descriptor][lane]))
         parts = [Part(block, shape, place, source, address(f, lane)) for block in members(cta, group)]
+        for part in parts:
+            part.require_fence()
         writes = tuple(span for part in parts for span in part.spans())
         detail = f"{name} from shared {place.address:#x} to {writes[0]}"
         steps = [lambda: [part.perform() for part in parts]]
@@ -131,6 +134,16 @@ class Part:
         places = [self.address + (int(lane) << LANE_SHIFT) for lane in self.shape.lanes[0]]
         return [memory.span(place, 1, columns, "tcgen05.cp.4x256b") for place in places]
 
+    @property
+    def _chunks(self) -> ChunkMap:
+        return chunk_map(self.descriptor, OperandShape(self.shape.rows, 4 * self.shape.columns, 1, False))
+
+    def require_fence(self) -> None:
+        """Raises MissingFence where threads have written the source and no `fence.proxy.async` came after."""
+        if self.cta.shared.generic_writes.any:
+            base = self.descriptor.address // PERIOD * (PERIOD // CHUNK)
+            require_fence(self.cta, base + self._chunks.places, "tcgen05.cp")
+
     def perform(self) -> None:
         words = self._read()
         column, lane = self.address & 0xFFFF, self.address >> LANE_SHIFT
@@ -141,7 +154,7 @@ class Part:
     def _read(self) -> np.ndarray:
         """The rows as uint32 (rows, columns). Raises OutOfBounds, DescriptorFault."""
         require_source(self.cta, WAIT_COMMIT)
-        chunks = chunk_map(self.descriptor, OperandShape(self.shape.rows, 4 * self.shape.columns, 1, False))
+        chunks = self._chunks
         base = self.descriptor.address // PERIOD * (PERIOD // CHUNK)
         first, last = CHUNK * (base + chunks.first), CHUNK * (base + chunks.last + 1)
         if first < RESERVED_SHARED or last > self.cta.shared.size:

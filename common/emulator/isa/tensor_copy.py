@@ -290,6 +290,7 @@ def _delivery(tensor: Movement, target: SharedSpan, barrier: SharedSpan, size: i
     def deliver() -> None:
         require_receiver(target.block, "a tensor copy")
         tensor.load(target)
+        target.overwritten(tensor.copy.shared_bytes)
         signal(barrier, size)
 
     return deliver
@@ -311,6 +312,7 @@ def _decode_store(inst: Instruction, b: Binder, mods: Modifiers, form: Form, op:
         source = _rows_span(cta, pointer(f, lane), tensor.copy, lane, own=True)
         if tensor.region.read_only:
             refuse_write(tensor.region, np.array([lane]), tensor.copy.descriptor.global_address)
+        source.require_fence(tensor.copy.shared_bytes, f"the {what}")
         if op is None and poisons(cta):
             tensor.store(_POISON_ROWS, 0)
 

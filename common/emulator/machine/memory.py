@@ -17,11 +17,14 @@ from __future__ import annotations
 import ctypes
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from common.emulator.faults import InvalidAddress, LaunchError, Misaligned, OutOfBounds
+
+if TYPE_CHECKING:
+    from common.emulator.machine.generic_writes import GenericWrites
 
 SHARED_WINDOW = 0x0100_0000_0000
 LOCAL_WINDOW = 0x0200_0000_0000
@@ -40,7 +43,7 @@ _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 class Region:
     """Contiguous bytes with typed views: a global allocation, shared memory, or the local memory of a CTA's threads."""
 
-    __slots__ = ("name", "base", "size", "data", "read_only", "owner", "_views")
+    __slots__ = ("name", "base", "size", "data", "read_only", "owner", "generic_writes", "_views")
 
     def __init__(self, name: str, base: int, data: np.ndarray, *, read_only: bool = False, owner: Any = None) -> None:
         self.name = name
@@ -49,6 +52,7 @@ class Region:
         self.data = data
         self.read_only = read_only
         self.owner = owner
+        self.generic_writes: GenericWrites | None = None  # of shared memory
         self._views: dict[tuple[int, int], np.ndarray] = {}
 
     def view(self, element: int, count: int = 1) -> np.ndarray:

@@ -11,6 +11,7 @@ from common.emulator.faults import OutOfBounds
 from common.emulator.hardware.multiplicands import Decoder
 from common.emulator.hardware.operand_layout import CHUNK, PERIOD, OperandShape, step_map
 from common.emulator.hardware.smem_descriptor import SmemDescriptor
+from common.emulator.machine.generic_writes import require_fence
 from common.emulator.machine.memory import RESERVED_SHARED
 
 if TYPE_CHECKING:
@@ -26,6 +27,15 @@ def load_operand(
     chunks = block.shared.data.view(np.complex128)[base // CHUNK :]  # a type of 16 bytes, only moved
     values = decode(chunks.take(places))
     return values.T if shape.mn_major else values
+
+
+def require_operand_fence(
+    block: ThreadBlock, descriptor: SmemDescriptor, address: int, shape: OperandShape, what: str
+) -> None:
+    """Raises MissingFence where threads have written an operand and no `fence.proxy.async` came after."""
+    if block.shared.generic_writes.any:
+        base = address // PERIOD * PERIOD
+        require_fence(block, step_map(descriptor, (address - base,), shape).places + base // CHUNK, what)
 
 
 def check_operand(block: ThreadBlock, descriptor: SmemDescriptor, address: int, shape: OperandShape, what: str) -> None:

@@ -29,7 +29,7 @@ from common.emulator.hardware.multiplicands import (
 )
 from common.emulator.hardware.operand_layout import OperandShape
 from common.emulator.hardware.smem_descriptor import SmemDescriptor
-from common.emulator.machine.shared_operand import check_operand, load_operand
+from common.emulator.machine.shared_operand import check_operand, load_operand, require_operand_fence
 from common.emulator.machine.tensor_memory import BLOCK, COLUMN_MASK, LANE_SHIFT, Span, tensor_memory
 from common.emulator.numerics import formats
 
@@ -179,6 +179,10 @@ class Mma:
         """
         plan, form = self.plan, self.plan.descriptor.form
         self._check_shared(step)
+        for block in self.blocks:
+            require_operand_fence(block, self.b, step.b, plan.b_shape, "tcgen05.mma, for its matrix B,")
+            if not plan.a_in_tmem:
+                require_operand_fence(block, self.a, step.a, plan.a_shape, "tcgen05.mma, for its matrix A,")
         reads: list[Span] = []
         for block in self.blocks:
             if plan.a_in_tmem:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 
 from common.emulator.faults import EmulatorError, InvalidAddress, Place
+from common.emulator.machine.generic_writes import GenericWrites
 from common.emulator.machine.mask import WARP, Mask, Visitors
 from common.emulator.machine.memory import (
     LOCAL_WINDOW,
@@ -114,6 +115,7 @@ class ThreadBlock:
         self.lanes = -(-self.threads // WARP) * WARP
         self.program = machine.program
         self.shared = Region("shared memory", RESERVED_SHARED, np.full(launch.shared_size, POISON, np.uint8))
+        self.shared.generic_writes = GenericWrites(launch.shared_size)
         self.local = Region("local memory", 0, np.full(self.lanes * max(self.program.local_bytes, 1), POISON, np.uint8))
         self.alive = np.arange(self.lanes) < self.threads
         self.releases_dependents = False  # has said that launches which depend on this one may start

@@ -28,7 +28,7 @@ from common.emulator.hardware.multiplicands import (
 from common.emulator.hardware.operand_layout import OperandShape
 from common.emulator.hardware.smem_descriptor import SmemDescriptor
 from common.emulator.machine.mask import WARP
-from common.emulator.machine.shared_operand import check_operand, load_operand
+from common.emulator.machine.shared_operand import check_operand, load_operand, require_operand_fence
 from common.emulator.numerics.modifiers import canonical_nan
 
 if TYPE_CHECKING:
@@ -107,8 +107,10 @@ class WgmmaPlan:
     def check(self, block: ThreadBlock, a: SmemDescriptor | None, b: SmemDescriptor) -> None:
         """Raises OutOfBounds for a place in shared memory that A or B cannot have."""
         check_operand(block, b, b.address, self.b_shape, "matrix B of wgmma")
+        require_operand_fence(block, b, b.address, self.b_shape, "wgmma, for its matrix B,")
         if a is not None:
             check_operand(block, a, a.address, self.a_shape, "matrix A of wgmma")
+            require_operand_fence(block, a, a.address, self.a_shape, "wgmma, for its matrix A,")
 
     def product(
         self, block: ThreadBlock, group: int, a: SmemDescriptor | None, b: SmemDescriptor, metadata: np.ndarray | None

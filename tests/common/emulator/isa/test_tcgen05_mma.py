@@ -5,7 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from common.emulator.faults import DescriptorFault, Fault, OutOfBounds, TensorMemoryFault, UnsupportedInstruction
+from common.emulator.faults import (
+    DescriptorFault,
+    Fault,
+    MissingFence,
+    OutOfBounds,
+    TensorMemoryFault,
+    UnsupportedInstruction,
+)
 from tests.common.emulator.isa.mma_programs import (
     COLUMNS,
     LANES,
@@ -632,11 +639,21 @@ def test_operands_are_read_at_completion():
     """Shared memory that is refilled before the wait is what the instruction multiplies."""
     image = blank()
     a, b, instructions = k_steps(image[0], np.random.default_rng(25), 128, 64, 4)
-    refill = "for (int i = threadIdx.x; i < 1024; i += 128) ((uint4*)window)[i] = uint4{0, 0, 0, 0};"
+    zero = "for (int i = threadIdx.x; i < 1024; i += 128) ((uint4*)window)[i] = uint4{0, 0, 0, 0};"
+    refill = zero + 'asm volatile("fence.proxy.async;");'
     memory, _ = run_mma(mma_text("f16"), instructions, image, before_wait=refill, schedule="early")
     close(accumulator(memory, (128, 64), "D"), a, b)
     memory, _ = run_mma(mma_text("f16"), instructions, image, before_wait=refill)
     assert (accumulator(memory, (128, 64), "D") == 0).all()
+
+
+def test_operands_that_threads_have_written_need_a_proxy_fence():
+    image = blank()
+    _, _, instructions = k_steps(image[0], np.random.default_rng(27), 128, 64, 1)
+    write = "{ .reg .b32 at; mov.u32 at, window; st.shared.b32 [at], 0; %s } "
+    with pytest.raises(MissingFence, match="tcgen05.mma, for its matrix A, reads shared 0x400"):
+        run_mma(write % "" + mma_text("f16"), instructions, image)
+    run_mma(write % "fence.proxy.async;" + mma_text("f16"), instructions, image)
 
 
 def test_tensor_memory_must_outlive_its_instructions():
