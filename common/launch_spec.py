@@ -126,6 +126,11 @@ class _Definitions:
     def argument_of(self, node: Any) -> int:
         """Position of the one API argument that an address expression reads. Raises NotImplementedError if none."""
         if isinstance(node, tirx.Var):
+            if hash(node) not in self._defined:
+                raise NotImplementedError(
+                    f"{node.name} is memory that the host would have to allocate: make it a parameter of the kernel, "
+                    "or, if it is shared or local, allocate it behind T.device_entry()"
+                )
             return self.argument_of(self._defined[hash(node)])
         for position, inner in enumerate(getattr(node, "args", ())):
             if position == 0 and isinstance(inner, tirx.Var) and inner.same_as(self._packed):

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import torch
+from tvm.script import tirx as T
 
 from common.build import build
 from common.launch_spec import PointerParameter, ScalarParameter, TensorMapParameter, bind, launch_shape
@@ -96,6 +97,21 @@ def test_tensor_map_is_encoded_for_the_actual_rows(tma_spec, fake_emulator):
     assert tensor is a and pointer is b and rows == 96
     assert (tensor_map.element_strides, tensor_map.byte_offset, tensor_map.swizzle) == ((1, 1), 0, 0)
     assert launch.shape.grid == (3, 1, 1)
+
+
+@pytest.mark.parametrize("scope", ["local", "global"])
+def test_memory_that_no_argument_brings_is_refused(scope):
+    @T.prim_func
+    def kernel(out: T.Buffer((32,), "float32")):
+        scratch = T.alloc_buffer((32,), "float32", scope=scope)
+        T.device_entry()
+        T.cta_id([1])
+        lane = T.thread_id([32])
+        scratch[lane] = T.float32(1)
+        out[lane] = scratch[lane]
+
+    with pytest.raises(NotImplementedError, match="scratch is memory that the host would have to allocate"):
+        build(kernel)
 
 
 def test_cluster_shape():
