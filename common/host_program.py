@@ -22,6 +22,7 @@ _DATA, _SHAPE, _STRIDES, _NDIM, _TYPE_CODE, _TYPE_BITS, _TYPE_LANES, _BYTE_OFFSE
 _DEVICE_ID, _DEVICE_TYPE, _ANY_TYPE_INDEX, _ANY_VALUE, _INT64_ELEMENT = 9, 10, 13, 15, 17
 _INT, _BOOL, _FLOAT, _DL_TENSOR = 1, 2, 3, 7
 _CUDA = 2
+_ENCODE_TILED = "runtime.cuTensorMapEncodeTiled"
 
 
 @dataclass(frozen=True)
@@ -266,30 +267,30 @@ class HostProgram:
         return TensorMapSlot()
 
     def _encode_tensor_map(self, node: Any) -> int:
-        slot, pointer, *numbers = (self._value(argument) for argument in node.args)
-        rank, attrs = int(node.attrs.rank), node.attrs
-        if len(numbers) != 4 * rank - 1:
-            raise NotImplementedError(f"tensor map of rank {rank} with {len(numbers)} numbers: {node}")
-        forced = int(attrs.force_cu_dtype)
-        slot.encoded = EncodedTensorMap(
-            pointer=pointer,
-            dtype=str(attrs.descriptor_dtype),
+        call = read_tensor_map_call(node)
+        rank, numbers = call.rank, [self._value(number) for number in call.numbers]
+        interleave, swizzle, l2_promotion, oob_fill, driver_dtype = (self._value(mode) for mode in call.modes)
+        self._value(call.slot).encoded = EncodedTensorMap(
+            pointer=self._value(call.pointer),
+            dtype=call.dtype,
             dims=tuple(numbers[:rank]),
             strides=tuple(numbers[rank : 2 * rank - 1]),
             box=tuple(numbers[2 * rank - 1 : 3 * rank - 1]),
             element_strides=tuple(numbers[3 * rank - 1 :]),
-            interleave=int(attrs.interleave),
-            swizzle=int(attrs.swizzle),
-            l2_promotion=int(attrs.l2_promotion),
-            oob_fill=int(attrs.oob_fill),
-            driver_dtype=None if forced < 0 else forced,
+            interleave=interleave,
+            swizzle=swizzle,
+            l2_promotion=l2_promotion,
+            oob_fill=oob_fill,
+            driver_dtype=None if driver_dtype < 0 else driver_dtype,
         )
         return 0
 
     def _call_packed(self, node: Any) -> int:
         name = self._value(node.args[0])
+        if name == _ENCODE_TILED:
+            return self._encode_tensor_map(node)
         if name != "__tvm_set_device":
-            raise NotImplementedError(f"host call of {name}: {node}")
+            raise NotImplementedError(f"host call of {name}, which the emulator does not run: {node}")
         return 0
 
     def _launch(self, node: Any) -> int:
@@ -301,6 +302,45 @@ class HostProgram:
         extents = dict(zip(dims, values[boundary:], strict=True))
         self._call = KernelCall(values[0], tuple(values[1:boundary]), extents, flags)
         return 0
+
+
+@dataclass(frozen=True)
+class TensorMapCall:
+    """A call that encodes a tensor map, all but `dtype` and `rank` as expressions.
+
+    `numbers` are the dimensions, the strides, the box and the element strides; `modes` the interleave, the swizzle, the
+    L2 promotion, the fill and the driver's data type (-1: the one that `dtype` names).
+    """
+
+    slot: Any
+    pointer: Any
+    dtype: str
+    rank: int
+    numbers: tuple[Any, ...]
+    modes: tuple[Any, ...]
+
+
+def read_tensor_map_call(node: Any) -> TensorMapCall | None:
+    """What a call encodes: TIRx's own operator, or a script's `T.call_packed("runtime.cuTensorMapEncodeTiled", ...)`.
+
+    None for any other call. Raises NotImplementedError when there are not as many numbers as the rank asks for.
+    """
+    name, attrs = getattr(node.op, "name", ""), node.attrs
+    if name == "tirx.tensormap_encode_tiled":
+        slot, pointer, *rest = node.args
+        dtype, rank = str(attrs.descriptor_dtype), int(attrs.rank)
+        modes = [attrs.interleave, attrs.swizzle, attrs.l2_promotion, attrs.oob_fill, attrs.force_cu_dtype]
+        rest += [tirx.IntImm("int32", int(mode)) for mode in modes]
+    elif name == "tirx.tvm_call_packed" and node.args[0].value == _ENCODE_TILED:
+        _, slot, dtype, rank, pointer, *rest = node.args
+        dtype, rank = str(dtype.value), int(rank.value)
+        if len(rest) == 4 * rank + 3:
+            rest.append(tirx.IntImm("int32", -1))
+    else:
+        return None
+    if len(rest) != 4 * rank + 4:
+        raise NotImplementedError(f"a tensor map of rank {rank} with {len(rest)} numbers: {node}")
+    return TensorMapCall(slot, pointer, dtype, rank, tuple(rest[: 4 * rank - 1]), tuple(rest[4 * rank - 1 :]))
 
 
 def split_launch_tags(node: Any) -> tuple[tuple[str, ...], list[str]]:

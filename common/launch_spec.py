@@ -14,7 +14,16 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 
-from common.host_program import EncodedTensorMap, HostProgram, KernelCall, Pointer, TensorMapSlot, split_launch_tags
+from common.host_program import (
+    EncodedTensorMap,
+    HostProgram,
+    KernelCall,
+    Pointer,
+    TensorMapCall,
+    TensorMapSlot,
+    read_tensor_map_call,
+    split_launch_tags,
+)
 
 Extent = int | str
 
@@ -47,7 +56,7 @@ class TensorMapParameter:
     strides: tuple[Extent, ...]
     box: tuple[Extent, ...]
     element_strides: tuple[Extent, ...]
-    swizzle: int
+    swizzle: Extent
 
 
 Parameter = PointerParameter | ScalarParameter | TensorMapParameter
@@ -104,7 +113,7 @@ class _Definitions:
     def __init__(self, host: tirx.PrimFunc) -> None:
         self._packed = host.params[1]
         self._defined: dict[int, Any] = {}
-        self.tensor_maps: dict[int, Any] = {}
+        self.tensor_maps: dict[int, TensorMapCall] = {}
         self.launches: list[Any] = []
         tvm_ffi.structural_walk(
             host.body, [(tirx.Bind, self._on_bind), (tirx.DeclBuffer, self._on_buffer), (tvm.ir.Call, self._on_call)]
@@ -117,15 +126,20 @@ class _Definitions:
         self._defined[hash(node.buffer)] = node.data
 
     def _on_call(self, node: Any) -> None:
-        name = getattr(node.op, "name", "")
-        if name == "tirx.tensormap_encode_tiled":
-            self.tensor_maps[hash(node.args[0])] = node
-        elif name == "tirx.call_ffi_kernel":
+        encoding = read_tensor_map_call(node)
+        if encoding is not None:
+            self.tensor_maps[hash(encoding.slot)] = encoding
+        elif getattr(node.op, "name", "") == "tirx.call_ffi_kernel":
             self.launches.append(node)
 
     def argument_of(self, node: Any) -> int:
         """Position of the one API argument that an address expression reads. Raises NotImplementedError if none."""
         if isinstance(node, tirx.Var):
+            if hash(node) not in self._defined:
+                raise NotImplementedError(
+                    f"{node.name} is memory that the host would have to allocate: make it a parameter of the kernel, "
+                    "or, if it is shared or local, allocate it behind T.device_entry()"
+                )
             return self.argument_of(self._defined[hash(node)])
         for position, inner in enumerate(getattr(node, "args", ())):
             if position == 0 and isinstance(inner, tirx.Var) and inner.same_as(self._packed):
@@ -135,18 +149,18 @@ class _Definitions:
         raise NotImplementedError(f"an address that comes from no argument: {node}")
 
 
-def _tensor_map_parameter(name: str, call: Any, definitions: _Definitions) -> TensorMapParameter:
-    rank = int(call.attrs.rank)
-    numbers = [_extent(node) for node in call.args[2:]]
+def _tensor_map_parameter(name: str, call: TensorMapCall, definitions: _Definitions) -> TensorMapParameter:
+    rank = call.rank
+    numbers = [_extent(node) for node in call.numbers]
     return TensorMapParameter(
         name=name,
-        argument=definitions.argument_of(call.args[1]),
-        dtype=str(call.attrs.descriptor_dtype),
+        argument=definitions.argument_of(call.pointer),
+        dtype=call.dtype,
         dims=tuple(numbers[:rank]),
         strides=tuple(numbers[rank : 2 * rank - 1]),
         box=tuple(numbers[2 * rank - 1 : 3 * rank - 1]),
         element_strides=tuple(numbers[3 * rank - 1 :]),
-        swizzle=int(call.attrs.swizzle),
+        swizzle=_extent(call.modes[1]),
     )
 
 

@@ -1,6 +1,6 @@
 """An emulator that executes compiled PTX on a CPU. See `Emulator.launch` and `Emulator.launch_chain`."""
 
-from common.emulator.emulator import Emulator, Grid, Run
+from common.emulator.emulator import Emulator, Grid, Pointers, Run
 from common.emulator.faults import (
     BarrierFault,
     Deadlock,
@@ -34,6 +34,7 @@ __all__ = [
     "Misaligned",
     "MissingFence",
     "OutOfBounds",
+    "Pointers",
     "ProgramTrap",
     "PtxSyntaxError",
     "Run",

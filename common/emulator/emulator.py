@@ -55,6 +55,17 @@ class Grid:
     names: Names = Names()
 
 
+@dataclass(frozen=True)
+class Pointers:
+    """An argument: a pointer to a read-only array of the addresses of `arrays` (NumPy or torch CPU), 8 bytes each.
+
+    Grouped products take one for all their matrices. The arrays are read and written in place; the addresses are the
+    emulator's, so an array of `data_ptr()` cannot stand for it.
+    """
+
+    arrays: Sequence[Any]
+
+
 class _Device:
     """The memory that launches share: the arrays in it by address and size, and variables by module."""
 
@@ -104,7 +115,7 @@ class Emulator:
 
         `grid` and `block` count CTAs and threads (x, y, z); `cluster` counts CTAs and defaults to what the PTX
         requires; `shared_bytes` is the dynamic SMEM. `args` follow the PTX parameters: arrays (NumPy or torch CPU),
-        numbers, `TensorMap`s, `bytes`. `names` are for messages.
+        numbers, `TensorMap`s, `Pointers`, `bytes`. `names` are for messages.
 
         Raises PtxSyntaxError and UnsupportedInstruction for the text, LaunchError for the launch, and Fault or
         Deadlock for what the program does.
@@ -257,10 +268,11 @@ def _encode(parameter: Variable, value: Any, device: _Device, name: str) -> byte
         if len(value) != size:
             raise LaunchError(f"needs {size} bytes, got {len(value)}")
         return bytes(value)
-    if _is_array(value):
+    if _is_array(value) or isinstance(value, Pointers):
         if size != 8:
             raise LaunchError(f"is .{parameter.type} ({size} bytes): an array is passed as an 8-byte pointer")
-        return _allocation(value, device, name).base.to_bytes(8, "little")
+        place = _addresses if isinstance(value, Pointers) else _allocation
+        return place(value, device, name).base.to_bytes(8, "little")
     return _encode_number(parameter, value, size)
 
 
@@ -277,6 +289,12 @@ def _allocation(value: Any, device: _Device, name: str) -> Region:
             f"{name} {_shape(value)}", data, read_only=not data.flags.writeable, owner=value
         )
     return device.arrays[key]
+
+
+def _addresses(value: Pointers, device: _Device, name: str) -> Region:
+    """A new array that holds the addresses of others."""
+    bases = [_allocation(array, device, f"array {i} of {name}").base for i, array in enumerate(value.arrays)]
+    return device.memory.map(f"pointers of {name}", np.array(bases, np.uint64).view(np.uint8), read_only=True)
 
 
 def _shape(value: Any) -> str:

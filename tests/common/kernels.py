@@ -63,6 +63,39 @@ def tma_copy(cols: int = 64):
     return copy
 
 
+def own_tensor_map():
+    """b = the second of the eight-row boxes of a (m, 64) float32, through a tensor map that the script encodes."""
+
+    @T.prim_func
+    def copy(a: T.handle, b: T.handle):
+        m = T.int32()
+        A = T.match_buffer(a, (m, 64), "float32")
+        B = T.match_buffer(b, (8, 64), "float32")
+        boxes: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
+        T.call_packed(
+            "runtime.cuTensorMapEncodeTiled", boxes, "float32", 2, A.data, 64, m, 256, 64, 8, 1, 1, 0, 0, 2, 0
+        )
+        T.device_entry()
+        T.cta_id([1])
+        lane = T.thread_id([32])
+        tile = T.alloc_buffer((8, 64), "float32", scope="shared", align=128)
+        full = T.shared_scalar("uint64")
+        if lane == 0:
+            T.ptx.mbarrier.init.shared.b64(T.address_of(full), T.uint32(1))
+            T.ptx.fence.proxy.async_.shared__cta()
+            T.ptx["cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"](
+                tile.data, T.address_of(boxes), 0, 8, T.address_of(full)
+            )
+            T.ptx.mbarrier.arrive.expect_tx.shared.b64(T.address_of(full), T.uint32(8 * 64 * 4))
+        T.cuda.cta_sync()
+        T.cuda.mbarrier_wait(T.address_of(full), 0)
+        for row in range(8):
+            for half in range(2):
+                B[row, half * 32 + lane] = tile[row, half * 32 + lane]
+
+    return copy
+
+
 def clustered():
     """Fixed shapes: 4 clusters of 2 CTAs, each CTA writes its rank in the cluster."""
 

@@ -3,10 +3,11 @@ import re
 import numpy as np
 import pytest
 import torch
+from tvm.script import tirx as T
 
 from common.build import build
 from common.launch_spec import PointerParameter, ScalarParameter, TensorMapParameter, bind, launch_shape
-from tests.common.kernels import COLS, clustered, scale, tma_copy
+from tests.common.kernels import COLS, clustered, own_tensor_map, scale, tma_copy
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +115,31 @@ def test_tensor_map_is_encoded_for_the_actual_rows(tma_spec, fake_emulator):
     assert tensor is a and pointer is b and rows == 96
     assert (tensor_map.element_strides, tensor_map.byte_offset, tensor_map.swizzle) == ((1, 1), 0, 0)
     assert launch.shape.grid == (3, 1, 1)
+
+
+def test_a_tensor_map_that_the_script_encodes_itself():
+    kernel = build(own_tensor_map())
+    (tensor_map,) = (p for p in kernel.launch_spec.parameters if isinstance(p, TensorMapParameter))
+    assert (tensor_map.argument, tensor_map.dtype, tensor_map.swizzle) == (0, "float32", 0)
+    assert (tensor_map.dims, tensor_map.strides, tensor_map.box) == ((64, "m"), (256,), (64, 8))
+    a, b = torch.randn(13, 64), torch.zeros(8, 64)
+    kernel(a, b)
+    assert torch.equal(b[:5], a[8:]) and not b[5:].any()
+
+
+@pytest.mark.parametrize("scope", ["local", "global"])
+def test_memory_that_no_argument_brings_is_refused(scope):
+    @T.prim_func
+    def kernel(out: T.Buffer((32,), "float32")):
+        scratch = T.alloc_buffer((32,), "float32", scope=scope)
+        T.device_entry()
+        T.cta_id([1])
+        lane = T.thread_id([32])
+        scratch[lane] = T.float32(1)
+        out[lane] = scratch[lane]
+
+    with pytest.raises(NotImplementedError, match="scratch is memory that the host would have to allocate"):
+        build(kernel)
 
 
 def test_cluster_shape():

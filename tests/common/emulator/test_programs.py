@@ -13,6 +13,7 @@ from common.emulator import (
     LaunchError,
     Misaligned,
     OutOfBounds,
+    Pointers,
     ProgramTrap,
     PtxSyntaxError,
     UnsupportedInstruction,
@@ -538,3 +539,24 @@ def test_registers_that_the_kernel_fixes_limit_how_many_ctas_share_an_sm() -> No
         else:
             with pytest.raises(Deadlock, match="polls memory"):
                 run()
+
+
+ROWS = """
+    extern "C" __global__ void k(float* const* rows, const int* lengths) {
+      if (threadIdx.x < lengths[blockIdx.x]) rows[blockIdx.x][threadIdx.x] += blockIdx.x;
+    }"""
+
+
+@each_schedule
+def test_an_array_of_pointers_reaches_its_arrays(schedule: str) -> None:
+    lengths = np.array([5, 32, 17], np.int32)
+    rows = [np.arange(length, dtype=np.float32) for length in lengths]
+    launch(ROWS, Pointers(rows), lengths, grid=3, schedule=schedule)
+    for block, row in enumerate(rows):
+        np.testing.assert_array_equal(row, np.arange(lengths[block]) + block)
+
+
+def test_beyond_an_array_behind_a_pointer_is_out_of_bounds() -> None:
+    rows = [np.zeros(4, np.float32), np.zeros(4, np.float32)]
+    with pytest.raises(OutOfBounds, match="array 1 of argument 0"):
+        launch(ROWS, Pointers(rows), np.array([4, 5], np.int32), grid=2)
