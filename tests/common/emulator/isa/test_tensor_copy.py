@@ -344,6 +344,15 @@ def test_a_box_may_end_within_an_array(schedule: str, make_map, place, count: in
     np.testing.assert_array_equal(out, expected)
 
 
+def test_what_lies_where_the_tensor_starts_does_not_matter() -> None:
+    """Rows of half a megabyte: without room between them, the tensor of one array would start in the other."""
+    data, out = (np.zeros((20, 1 << 17), np.float32)[:, :32] for _ in range(2))
+    data[...] = np.arange(1, 20 * 32 + 1).reshape(20, 32)
+    launch(copy_program(3), begins_before(data), begins_before(out), 1024, 0, 8, 0, block=1, shared=2048)
+    np.testing.assert_array_equal(out[:8], data[:8])
+    assert not out[8:].any()
+
+
 def test_a_box_before_the_array_faults() -> None:
     data = np.zeros((20, 32), np.float32)
     with pytest.raises(OutOfBounds, match="lies in no allocation, nor does .* the first that the copy touches"):
