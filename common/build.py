@@ -100,6 +100,13 @@ class Kernel:
         """Registers, spills, stack and static SMEM as ptxas reports them."""
         return self.compilation.resources(self.launch_spec.kernel)
 
+    @cached_property
+    def _names(self) -> Any:
+        """What the emulator's messages call arguments, barriers and tiles."""
+        from common.kernel_names import read_names
+
+        return read_names(self.prim_func, self.launch_spec)
+
     def sass(self) -> str:
         """The machine code, disassembled."""
         return disassemble(self.cubin)
@@ -127,7 +134,6 @@ class Kernel:
 
     def _emulate(self, arguments: tuple, options: dict[str, Any]) -> Any:
         from common.emulator import Emulator
-        from common.kernel_names import read_names
 
         launch = bind(self.launch_spec, arguments)
         shape = launch.shape
@@ -139,7 +145,7 @@ class Kernel:
             cluster=shape.cluster,
             shared_bytes=shape.shared_bytes,
             args=list(launch.args),
-            names=read_names(self.prim_func, self.launch_spec),
+            names=self._names,
         )
 
     @property

@@ -268,15 +268,15 @@ class HostProgram:
 
     def _encode_tensor_map(self, node: Any) -> int:
         call = read_tensor_map_call(node)
-        rank, numbers = call.rank, [self._value(number) for number in call.numbers]
+        dims, strides, box, element_strides = (tuple(map(self._value, numbers)) for numbers in call.geometry)
         interleave, swizzle, l2_promotion, oob_fill, driver_dtype = (self._value(mode) for mode in call.modes)
         self._value(call.slot).encoded = EncodedTensorMap(
             pointer=self._value(call.pointer),
             dtype=call.dtype,
-            dims=tuple(numbers[:rank]),
-            strides=tuple(numbers[rank : 2 * rank - 1]),
-            box=tuple(numbers[2 * rank - 1 : 3 * rank - 1]),
-            element_strides=tuple(numbers[3 * rank - 1 :]),
+            dims=dims,
+            strides=strides,
+            box=box,
+            element_strides=element_strides,
             interleave=interleave,
             swizzle=swizzle,
             l2_promotion=l2_promotion,
@@ -306,17 +306,16 @@ class HostProgram:
 
 @dataclass(frozen=True)
 class TensorMapCall:
-    """A call that encodes a tensor map, all but `dtype` and `rank` as expressions.
+    """A call that encodes a tensor map, all but `dtype` as expressions.
 
-    `numbers` are the dimensions, the strides, the box and the element strides; `modes` the interleave, the swizzle, the
-    L2 promotion, the fill and the driver's data type (-1: the one that `dtype` names).
+    `geometry` are the dimensions, the strides, the box and the element strides; `modes` the interleave, the swizzle,
+    the L2 promotion, the fill and the driver's data type (-1: the one that `dtype` names).
     """
 
     slot: Any
     pointer: Any
     dtype: str
-    rank: int
-    numbers: tuple[Any, ...]
+    geometry: tuple[list[Any], list[Any], list[Any], list[Any]]
     modes: tuple[Any, ...]
 
 
@@ -340,7 +339,10 @@ def read_tensor_map_call(node: Any) -> TensorMapCall | None:
         return None
     if len(rest) != 4 * rank + 4:
         raise NotImplementedError(f"a tensor map of rank {rank} with {len(rest)} numbers: {node}")
-    return TensorMapCall(slot, pointer, dtype, rank, tuple(rest[: 4 * rank - 1]), tuple(rest[4 * rank - 1 :]))
+    dims, rest = rest[:rank], rest[rank:]
+    strides, rest = rest[: rank - 1], rest[rank - 1 :]
+    box, element_strides, modes = rest[:rank], rest[rank : 2 * rank], rest[2 * rank :]
+    return TensorMapCall(slot, pointer, dtype, (dims, strides, box, element_strides), tuple(modes))
 
 
 def split_launch_tags(node: Any) -> tuple[tuple[str, ...], list[str]]:

@@ -150,16 +150,15 @@ class _Definitions:
 
 
 def _tensor_map_parameter(name: str, call: TensorMapCall, definitions: _Definitions) -> TensorMapParameter:
-    rank = call.rank
-    numbers = [_extent(node) for node in call.numbers]
+    dims, strides, box, element_strides = (tuple(map(_extent, numbers)) for numbers in call.geometry)
     return TensorMapParameter(
         name=name,
         argument=definitions.argument_of(call.pointer),
         dtype=call.dtype,
-        dims=tuple(numbers[:rank]),
-        strides=tuple(numbers[rank : 2 * rank - 1]),
-        box=tuple(numbers[2 * rank - 1 : 3 * rank - 1]),
-        element_strides=tuple(numbers[3 * rank - 1 :]),
+        dims=dims,
+        strides=strides,
+        box=box,
+        element_strides=element_strides,
         swizzle=_extent(call.modes[1]),
     )
 

@@ -242,8 +242,8 @@ def _encode_parameters(
 ) -> dict[str, int]:
     """Lays the kernel's parameters out in one read-only allocation; returns the address of each."""
     if len(args) != len(parameters):
-        names = ", ".join(parameter.name for parameter in parameters)
-        raise LaunchError(f"the kernel takes {len(parameters)} arguments ({names}), got {len(args)}")
+        wanted = ", ".join(parameter.name for parameter in parameters)
+        raise LaunchError(f"the kernel takes {len(parameters)} arguments ({wanted}), got {len(args)}")
     offsets, size = [], 0
     for parameter in parameters:
         size = -(-size // parameter.align) * parameter.align

@@ -242,6 +242,7 @@ def test_rows_that_see_nothing_give_zeros_and_minus_infinity() -> None:
 # -- sequences of different length -------------------------------------------------------------------------------------
 
 HEADS = {"hq": 2, "hkv": 1, "d": 64}
+PACKED = {"lengths": "varying", "batch": 4, "sq": 128, "skv": 128, **HEADS}
 LENGTHS = [(0, 128), (1, 0), (129, 5), (300, 200), (0, 0), (128, 129)]  # of queries and of keys
 
 
@@ -264,18 +265,18 @@ def packed_outputs(inputs: tuple) -> list[torch.Tensor]:
     return [torch.full_like(q, torch.nan), torch.full((q.shape[1], q.shape[0]), torch.nan)]
 
 
-def attend_packed(inputs: tuple, schedule: str = "late", kernel=None, **values) -> list[torch.Tensor]:
+def attend_packed(inputs: tuple, schedule: str = "late", **values) -> list[torch.Tensor]:
     """Run the kernel for lengths that vary and compare with each sequence's own attention. Returns O and LSE."""
-    values = {"lengths": "varying", "batch": 4, "sq": 128, "skv": 128, **HEADS, **values}
+    values = {**PACKED, **values}
     outputs = packed_outputs(inputs)
-    (kernel or build(**values))(*inputs, *outputs, schedule=schedule)
+    build(**values)(*inputs, *outputs, schedule=schedule)
     check_outputs(STAGE, config_of(**values), inputs, outputs)
     return outputs
 
 
 @pytest.mark.parametrize("mask", ["full", "causal"])
 def test_sequences_of_different_length_verify_under_every_schedule(mask: str) -> None:
-    values = {"lengths": "varying", "batch": 4, "sq": 128, "skv": 128, "mask": mask, **HEADS}
+    values = {**PACKED, "mask": mask}
     verify_stage(STAGE, config_of(**values), kernel=build(**values))
 
 
@@ -308,7 +309,7 @@ def test_values_of_the_next_sequence_are_not_multiplied_even_with_zero() -> None
     before = attend_packed(inputs)
     inputs[2][100:] = inf
     after = packed_outputs(inputs)
-    values = {"lengths": "varying", "batch": 2, "sq": 128, "skv": 128, **HEADS}
+    values = {**PACKED, "batch": 2}
     build(**values)(*inputs, *after)
     assert torch.equal(before[0][:128], after[0][:128])
     unclipped = load_stage(9, (END_OF_KEYS + MISSING_KEYS, KEYS_FROM_START)).build(**values)

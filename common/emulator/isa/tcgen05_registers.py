@@ -135,7 +135,7 @@ class Stores(Scoreboard):
 
     def before(self, cells: Cells) -> tuple[Operation, ...]:
         """The stores that a transfer of `cells` comes after."""
-        self._loads = [store for store in self._loads if not store.operation.finished]
+        self._forget_finished()
         return tuple(store.operation for store in self._loads if store.cells.overlaps(cells))
 
 

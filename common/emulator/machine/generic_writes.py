@@ -30,7 +30,7 @@ class GenericWrites:
 
     def add(self, offsets: np.ndarray) -> None:
         """Threads write at `offsets`, up to 16 bytes at each that do not cross a multiple of 16."""
-        self.chunks[offsets >> 4] = True
+        self.chunks[offsets // CHUNK] = True
         self.any = True
 
     def fence(self) -> None:
@@ -41,7 +41,12 @@ class GenericWrites:
     def overwritten(self, offset: int, size: int) -> None:
         """An asynchronous unit has written these bytes."""
         if self.any:
-            self.chunks[offset // CHUNK : -(-(offset + size) // CHUNK)] = False
+            self.chunks[chunks_of(offset, size)] = False
+
+
+def chunks_of(offset: int, size: int) -> slice:
+    """The chunks that `size` bytes from `offset` on touch."""
+    return slice(offset // CHUNK, -(-(offset + size) // CHUNK))
 
 
 def require_fence(block: ThreadBlock, chunks: slice | np.ndarray, what: str) -> None:
@@ -59,7 +64,3 @@ def require_fence(block: ThreadBlock, chunks: slice | np.ndarray, what: str) -> 
         "written with no fence.proxy.async since: the writers need one, before the barrier that comes between",
         address=address,
     )
-
-
-def chunks_of(offset: int, size: int) -> slice:
-    return slice(offset // CHUNK, -(-(offset + size) // CHUNK))

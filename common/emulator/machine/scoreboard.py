@@ -57,9 +57,12 @@ class Scoreboard:
     def add(self, load: Load) -> None:
         self._loads.append(load)
 
+    def _forget_finished(self) -> None:
+        self._loads = [load for load in self._loads if not load.operation.finished]
+
     def pending(self, lanes: np.ndarray) -> list[Operation]:
         """The loads in flight of any of `lanes` (bool, (L,))."""
-        self._loads = [load for load in self._loads if not load.operation.finished]
+        self._forget_finished()
         return [load.operation for load in self._loads if (load.lanes & lanes).any()]
 
     def waiting(self, lanes: np.ndarray) -> np.ndarray:
@@ -68,7 +71,7 @@ class Scoreboard:
 
     def check(self, registers: frozenset[int], lanes: np.ndarray) -> None:
         """Raises Stalled when one of `registers` is still to be written in one of `lanes`."""
-        self._loads = [load for load in self._loads if not load.operation.finished]
+        self._forget_finished()
         waiting = [load.operation for load in self._loads if load.registers & registers and (load.lanes & lanes).any()]
         if waiting:
             raise Stalled(waiting)
